@@ -1,0 +1,139 @@
+//! What a client can ask and what it gets, free of any transport. HTTP and gRPC convert to and
+//! from these types and nothing else.
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use futures::stream::BoxStream;
+
+use crate::error::RouterError;
+
+/// One generation. Parsed from the wire, not yet checked against the model.
+#[derive(Clone, Debug)]
+pub struct GenerateRequest {
+    pub request_id: String,
+    pub prompt: Prompt,
+    pub parameters: Parameters,
+}
+
+#[derive(Clone, Debug)]
+pub enum Prompt {
+    Text(String),
+    Ids(Vec<u32>),
+    /// Rendered by the chat template with `add_generation_prompt`.
+    Messages(Vec<serde_json::Value>),
+}
+
+/// `None` means "as the model server does by default": greedy, unpenalised, up to the context's end.
+#[derive(Clone, Debug, Default)]
+pub struct Parameters {
+    pub max_new_tokens: Option<u32>,
+    pub min_new_tokens: u32,
+    pub temperature: Option<f32>,
+    pub top_k: Option<u32>,
+    pub top_p: Option<f32>,
+    pub min_p: Option<f32>,
+    pub repetition_penalty: Option<f32>,
+    pub frequency_penalty: Option<f32>,
+    pub presence_penalty: Option<f32>,
+    pub logit_bias: BTreeMap<u32, f32>,
+    pub seed: Option<u64>,
+    pub stop: Vec<String>,
+    pub stop_token_ids: Vec<u32>,
+    pub include_stop: bool,
+    pub ignore_eos: bool,
+    pub logprobs: bool,
+    pub top_logprobs: u32,
+    pub priority: i32,
+    /// Keep only the last so many prompt tokens (TGI's `truncate`).
+    pub truncate: Option<u32>,
+    pub skip_special_tokens: Option<bool>,
+    pub add_special_tokens: Option<bool>,
+}
+
+/// An admitted request: what is known before the first token, and the events to come.
+/// Dropping it cancels the sequence within one step.
+pub struct Generation {
+    pub request_id: String,
+    pub prompt_ids: Arc<[u32]>,
+    /// What the seed was, given or made up.
+    pub seed: u64,
+    pub events: BoxStream<'static, GenerateEvent>,
+}
+
+/// `Token` for every token, then exactly one `Finished` or `Failed`.
+#[derive(Debug)]
+pub enum GenerateEvent {
+    Token(Token),
+    Finished(Finished),
+    Failed(RouterError),
+}
+
+#[derive(Clone, Debug)]
+pub struct Token {
+    pub id: u32,
+    /// New text; empty while a character or a possible stop string is incomplete. The texts of all
+    /// tokens and of `Finished::rest` concatenate to `Finished::text`.
+    pub text: String,
+    /// The token's own piece, for logprob tables.
+    pub piece: String,
+    /// The piece's bytes.
+    pub bytes: Vec<u8>,
+    pub special: bool,
+    pub logprob: Option<f32>,
+    pub top: Vec<TopToken>,
+}
+
+#[derive(Clone, Debug)]
+pub struct TopToken {
+    pub id: u32,
+    pub piece: String,
+    pub bytes: Vec<u8>,
+    pub logprob: f32,
+}
+
+#[derive(Clone, Debug)]
+pub struct Finished {
+    pub reason: FinishReason,
+    /// The whole answer, trimmed of the stop string unless it was asked for.
+    pub text: String,
+    /// Text that was held back and belongs to no later token.
+    pub rest: String,
+    /// The stop string, if one ended it.
+    pub stop: Option<StopCause>,
+    pub usage: Usage,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum StopCause {
+    EndOfSequence(u32),
+    TokenId(u32),
+    Text(String),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FinishReason {
+    Length,
+    Stop,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Usage {
+    pub prompt_tokens: u32,
+    pub completion_tokens: u32,
+    pub cached_tokens: u32,
+}
+
+/// What the served model is; fixed once the router is ready.
+#[derive(Clone, Debug)]
+pub struct ServedModel {
+    pub name: String,
+    pub created_s: u64,
+    pub tp: u32,
+    pub pp: u32,
+    pub dtype: String,
+    pub max_model_len: u32,
+    pub max_sequences: u32,
+    pub max_batch_tokens: u32,
+    pub kv_blocks: u32,
+    pub kv_block_tokens: u32,
+}

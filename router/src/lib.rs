@@ -1,0 +1,6 @@
+//! The front door: HTTP and gRPC, the tokenizer, the loop over the scheduler, the fan-out to shards.
+
+#![forbid(unsafe_code)]
+
+pub mod api;
+pub mod error;

@@ -1,0 +1,107 @@
+//! Collective operations between the ranks of a model.
+//!
+//! A [`Collective`] is one rank's membership of one group: the tensor-parallel ranks of a stage, or
+//! all ranks of the model (for the stage boundaries). Every operation is called by every member of
+//! the group in the same order (send and recv: by the two ends), returns the same bits on every
+//! rank, and ends by completion, by its deadline, or by [`AbortHandle::abort`].
+
+#![deny(unsafe_code)]
+
+use std::time::Duration;
+
+/// Why a collective operation did not complete. After any of these the group is unusable.
+#[derive(Debug, thiserror::Error)]
+pub enum CollectiveError {
+    #[error(
+        "{operation} on rank {rank} of {size} waited {waited_ms} ms for rank {missing}: step deadline passed"
+    )]
+    Deadline { operation: &'static str, rank: usize, size: usize, missing: usize, waited_ms: u64 },
+    #[error("{operation} on rank {rank} of {size} was aborted")]
+    Aborted { operation: &'static str, rank: usize, size: usize },
+    #[error("{operation}: {detail}")]
+    Mismatch { operation: &'static str, detail: String },
+    #[error("shared memory {name}: {source}")]
+    SharedMemory { name: String, source: std::io::Error },
+}
+
+/// One rank's membership of one group.
+///
+/// `F` is what layers reduce and stages exchange (host floats for the CPU backends; a device buffer
+/// for NCCL), `B` is what the sampler exchanges (host bytes; a device buffer for NCCL).
+pub trait Collective<F: ?Sized = [f32], B: ?Sized = [u8]>: Send {
+    /// This member's number in the group, `0 .. size`.
+    fn rank(&self) -> usize;
+    /// Members of the group.
+    fn size(&self) -> usize;
+    /// Adds `data` over all ranks, in rank order, into `data` on every rank.
+    fn all_reduce_sum(&mut self, data: &mut F) -> Result<(), CollectiveError>;
+    /// Gathers `mine` of every rank into `all` (`size * mine.len()`), in rank order.
+    fn all_gather(&mut self, mine: &B, all: &mut B) -> Result<(), CollectiveError>;
+    /// Copies `data` of rank `root` to every rank.
+    fn broadcast(&mut self, root: usize, data: &mut B) -> Result<(), CollectiveError>;
+    /// Sends to one rank. Returns once the data is buffered; blocks while the channel is full.
+    fn send(&mut self, to: usize, data: &F) -> Result<(), CollectiveError>;
+    /// Receives exactly `data.len()` floats from one rank.
+    fn recv(&mut self, from: usize, data: &mut F) -> Result<(), CollectiveError>;
+    /// Like [`Collective::send`], for bytes. Bytes and floats of one pair keep one order.
+    fn send_bytes(&mut self, to: usize, data: &B) -> Result<(), CollectiveError>;
+    /// Like [`Collective::recv`], for bytes.
+    fn recv_bytes(&mut self, from: usize, data: &mut B) -> Result<(), CollectiveError>;
+    /// Returns when every rank has called it.
+    fn barrier(&mut self) -> Result<(), CollectiveError>;
+    /// The longest any later single wait may take.
+    fn set_deadline(&mut self, deadline: Duration);
+}
+
+/// The groups one rank belongs to. Rank = stage * tp + tp_rank.
+pub struct World {
+    /// The tensor-parallel ranks of this stage.
+    pub tensor: Box<dyn Collective>,
+    /// All `tp * pp` ranks: stage boundaries and token return.
+    pub global: Box<dyn Collective>,
+    /// Ends every wait of this rank, from any thread.
+    pub abort: AbortHandle,
+}
+
+/// Ends every present and future wait of the groups it came with, from any thread.
+#[derive(Clone)]
+pub struct AbortHandle {
+    abort: std::sync::Arc<dyn Fn() + Send + Sync>,
+}
+
+impl AbortHandle {
+    pub fn new(abort: impl Fn() + Send + Sync + 'static) -> Self {
+        Self { abort: std::sync::Arc::new(abort) }
+    }
+    pub fn abort(&self) {
+        (self.abort)();
+    }
+}
+
+impl std::fmt::Debug for AbortHandle {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("AbortHandle")
+    }
+}
+
+/// Groups of threads in this process, for tests and for a single rank. `worlds(tp, pp)[rank]`.
+pub mod local {
+    pub fn worlds(_tp: usize, _pp: usize) -> Vec<super::World> {
+        unimplemented!("seam")
+    }
+}
+
+/// Groups of processes on this host, over one POSIX shared-memory object.
+pub mod shared_memory {
+    /// Joins the object `name` (made by whoever comes first), waits for all ranks until `deadline`,
+    /// then rank 0 unlinks the name.
+    pub fn join(
+        _name: &str,
+        _tp: usize,
+        _pp: usize,
+        _rank: usize,
+        _deadline: std::time::Duration,
+    ) -> Result<super::World, super::CollectiveError> {
+        unimplemented!("seam")
+    }
+}
