@@ -3,9 +3,44 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
-use futures::stream::BoxStream;
+use futures::{future::BoxFuture, stream::BoxStream};
 
 use crate::error::RouterError;
+
+/// What transports call. [`crate::front::Front`] is the real one; tests script another.
+pub trait Generator: Send + Sync + 'static {
+    /// Validates, tokenizes and admits. Errors come before any event, so a transport can still
+    /// choose its status.
+    fn generate(&self, request: GenerateRequest) -> BoxFuture<'_, Result<Generation, RouterError>>;
+    /// Text to ids. Text that spells a special token is read as that token.
+    fn encode(
+        &self,
+        text: String,
+        add_special_tokens: bool,
+    ) -> BoxFuture<'_, Result<Vec<u32>, RouterError>>;
+    /// Ids to text, special tokens included.
+    fn decode(&self, ids: Vec<u32>) -> BoxFuture<'_, Result<String, RouterError>>;
+    /// A conversation to the text of its prompt, with `add_generation_prompt`.
+    fn render(
+        &self,
+        messages: Vec<serde_json::Value>,
+    ) -> BoxFuture<'_, Result<String, RouterError>>;
+    /// What is served. Figures that the shards tell are 0 until the first time they are ready.
+    fn model(&self) -> ServedModel;
+    fn readiness(&self) -> Readiness;
+}
+
+/// Whether a request would be run now.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Readiness {
+    Ready,
+    /// Not yet; the text says how far it is.
+    Starting(String),
+    /// The shards are gone and are being replaced; requests wait in the queue.
+    Lost(String),
+    /// Refuses new requests, finishes running ones.
+    Draining,
+}
 
 /// One generation. Parsed from the wire, not yet checked against the model.
 #[derive(Clone, Debug)]
@@ -121,6 +156,12 @@ pub struct Usage {
     pub prompt_tokens: u32,
     pub completion_tokens: u32,
     pub cached_tokens: u32,
+}
+
+impl Readiness {
+    pub fn is_ready(&self) -> bool {
+        matches!(self, Self::Ready)
+    }
 }
 
 /// What the served model is; fixed once the router is ready.

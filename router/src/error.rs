@@ -24,6 +24,9 @@ pub enum RouterError {
     /// 503 before the head, an error event after it.
     #[error("the shards running this request were lost")]
     ShardLost,
+    /// An error event; the client reads slower than the model writes, by more than the buffer.
+    #[error("the client fell {limit} tokens behind, the limit")]
+    SlowReader { limit: usize },
     /// 500 for one sequence.
     #[error("the shards failed this request: {0}")]
     Sequence(String),

@@ -1,0 +1,4 @@
+//! The real [`Generator`](crate::api::Generator): validation, tokenizer and dispatcher in a row.
+
+/// Serves requests from one group of shards.
+pub struct Front {}
