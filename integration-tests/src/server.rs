@@ -6,7 +6,7 @@ use std::{
     net::SocketAddr,
     path::{Path, PathBuf},
     process::{Child, Command, ExitStatus, Stdio},
-    sync::mpsc,
+    sync::{Mutex, MutexGuard, PoisonError, mpsc},
     time::Duration,
 };
 
@@ -87,8 +87,12 @@ impl ServerOptions {
     }
 }
 
+/// Whose turn it is: one server at a time, so that a deadline means something on two cores.
+static TURN: Mutex<()> = Mutex::new(());
+
 /// A running server. Dropping it kills it.
 pub struct Server {
+    _turn: Option<MutexGuard<'static, ()>>,
     child: Child,
     runtime: TempDir,
     log: PathBuf,
@@ -99,6 +103,15 @@ pub struct Server {
 impl Server {
     /// Starts a server and waits until it says that it is ready.
     pub fn start(options: &ServerOptions) -> Result<Self> {
+        // A test that failed with a server in its hands has killed that server.
+        let turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut server = Self::start_beside(options)?;
+        server._turn = Some(turn);
+        Ok(server)
+    }
+
+    /// Starts a server beside the one that has its turn.
+    pub fn start_beside(options: &ServerOptions) -> Result<Self> {
         let runtime = TempDir::with_prefix("tri").context("make a run folder")?;
         let log = runtime.path().join("log");
         let mut child = options
@@ -110,6 +123,7 @@ impl Server {
             .context("start trireme")?;
         let stdout = child.stdout.take().context("stdout of trireme")?;
         let mut server = Self {
+            _turn: None,
             child,
             runtime,
             log,

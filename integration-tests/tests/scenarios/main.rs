@@ -1,0 +1,11 @@
+//! Scenarios against real processes: a launcher, a router, and shards.
+//!
+//! One server runs at a time, so that deadlines mean something on two cores.
+
+mod alive;
+mod bad_input;
+mod clients;
+mod golden;
+mod lifecycle;
+mod shard_loss;
+mod traces;
