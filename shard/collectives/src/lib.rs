@@ -5,8 +5,28 @@
 //! the group in the same order (send and recv: by the two ends), returns the same bits on every
 //! rank, and ends by completion, by its deadline, or by [`AbortHandle::abort`].
 
+//! The two backends are one implementation over a region of memory that all ranks see: [`local`]
+//! maps it for the threads of a process, [`shared_memory`] for the processes of a host.
+//!
+//! - `region.rs`, `layout.rs`: the memory, and where things lie in it.
+//! - `event.rs`: how a rank waits for another (spin, then futex; deadline; abort).
+//! - `round.rs`, `reduce.rs`: all members exchange and sum. `mailbox.rs`: one rank sends to another.
+//! - `group.rs`: a [`Collective`] made of these.
+
 #![deny(unsafe_code)]
 
+mod call;
+mod event;
+mod group;
+mod layout;
+pub mod local;
+mod mailbox;
+mod reduce;
+mod region;
+mod round;
+pub mod shared_memory;
+
+use std::sync::Arc;
 use std::time::Duration;
 
 /// Why a collective operation did not complete. After any of these the group is unusable.
@@ -59,19 +79,35 @@ pub struct World {
     pub tensor: Box<dyn Collective>,
     /// All `tp * pp` ranks: stage boundaries and token return.
     pub global: Box<dyn Collective>,
-    /// Ends every wait of this rank, from any thread.
+    /// Ends every wait of this rank, from any thread, and soon those of its peers.
     pub abort: AbortHandle,
+}
+
+impl World {
+    /// The world of `rank` over a region that is laid out as `layout` says.
+    fn over(region: &Arc<region::Region>, layout: &layout::Layout, rank: usize) -> Self {
+        let ranks = layout.global.size;
+        let stage = layout.tensor[rank / layout.tensor[0].size];
+        let group =
+            |layout, rank| Box::new(group::Group::new(Arc::clone(region), layout, rank, ranks));
+        let aborted = Arc::clone(region);
+        Self {
+            tensor: group(stage, rank % stage.size),
+            global: group(layout.global, rank),
+            abort: AbortHandle::new(move || aborted.abort()),
+        }
+    }
 }
 
 /// Ends every present and future wait of the groups it came with, from any thread.
 #[derive(Clone)]
 pub struct AbortHandle {
-    abort: std::sync::Arc<dyn Fn() + Send + Sync>,
+    abort: Arc<dyn Fn() + Send + Sync>,
 }
 
 impl AbortHandle {
     pub fn new(abort: impl Fn() + Send + Sync + 'static) -> Self {
-        Self { abort: std::sync::Arc::new(abort) }
+        Self { abort: Arc::new(abort) }
     }
     pub fn abort(&self) {
         (self.abort)();
@@ -81,27 +117,5 @@ impl AbortHandle {
 impl std::fmt::Debug for AbortHandle {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str("AbortHandle")
-    }
-}
-
-/// Groups of threads in this process, for tests and for a single rank. `worlds(tp, pp)[rank]`.
-pub mod local {
-    pub fn worlds(_tp: usize, _pp: usize) -> Vec<super::World> {
-        unimplemented!("seam")
-    }
-}
-
-/// Groups of processes on this host, over one POSIX shared-memory object.
-pub mod shared_memory {
-    /// Joins the object `name` (made by whoever comes first), waits for all ranks until `deadline`,
-    /// then rank 0 unlinks the name.
-    pub fn join(
-        _name: &str,
-        _tp: usize,
-        _pp: usize,
-        _rank: usize,
-        _deadline: std::time::Duration,
-    ) -> Result<super::World, super::CollectiveError> {
-        unimplemented!("seam")
     }
 }
