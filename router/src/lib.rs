@@ -5,3 +5,4 @@
 pub mod api;
 pub mod error;
 pub mod front;
+pub mod metrics;
