@@ -1,0 +1,240 @@
+//! An opened checkpoint: its model, its weights by rows, its text sources.
+
+use std::{
+    ops::Range,
+    path::{Path, PathBuf},
+};
+
+use crate::{
+    CheckpointError, DType, Format, ModelConfig, TextSources, config_json, dummy,
+    format::{Source, detect},
+    manifest, safetensors_index,
+    tensor_index::{TensorIndex, describe_shape, drop_unread},
+};
+
+/// How strictly a checkpoint is opened.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct OpenOptions {
+    /// Read every value once and refuse NaN and infinities. Without it they are refused when read.
+    pub scan_values: bool,
+}
+
+/// An opened checkpoint: headers read and checked strictly, data memory-mapped. A file must not be
+/// changed while it is open.
+#[derive(Debug)]
+pub struct Checkpoint {
+    path: PathBuf,
+    model: ModelConfig,
+    weights: Weights,
+}
+
+#[derive(Debug)]
+enum Weights {
+    Safetensors(TensorIndex),
+    Dummy { seed: u64, shapes: std::collections::HashMap<String, Vec<usize>> },
+}
+
+impl Checkpoint {
+    /// Opens a folder or a file. Every tensor the family needs is there with its shape, and none else.
+    pub fn open(path: &Path) -> Result<Self, CheckpointError> {
+        Self::open_with(path, OpenOptions::default())
+    }
+
+    /// As `open`, with options.
+    pub fn open_with(path: &Path, options: OpenOptions) -> Result<Self, CheckpointError> {
+        let checkpoint = match detect(path)? {
+            Source::Safetensors { folder, weights } => {
+                let model = config_json::read(&config_in(&folder)?)?;
+                let mut index = safetensors_index::open(&folder, &weights)?;
+                drop_unread(&mut index, model.tied_embeddings);
+                index.check(&manifest::tensors(&model))?;
+                Self { path: folder, model, weights: Weights::Safetensors(index) }
+            }
+            Source::Gguf(path) => {
+                let format = "GGUF".to_owned();
+                return Err(CheckpointError::UnsupportedFormat { path, format });
+            }
+        };
+        if let (true, Some(index)) = (options.scan_values, checkpoint.index()) {
+            index.scan()?;
+        }
+        Ok(checkpoint)
+    }
+
+    /// Only the config is real; values are seeded random, the same however they are sliced.
+    /// `config` is a config.json or a folder with one.
+    pub fn dummy(config: &Path, seed: u64) -> Result<Self, CheckpointError> {
+        let config = if config.is_dir() { config_in(config)? } else { config.to_owned() };
+        let model = config_json::read(&config)?;
+        let shapes = manifest::tensors(&model).into_iter().collect();
+        let path = config.parent().unwrap_or(Path::new("")).to_owned();
+        Ok(Self { path, model, weights: Weights::Dummy { seed, shapes } })
+    }
+
+    pub fn format(&self) -> Format {
+        match &self.weights {
+            Weights::Safetensors(_) => Format::Safetensors,
+            Weights::Dummy { .. } => Format::Dummy,
+        }
+    }
+
+    pub fn model(&self) -> &ModelConfig {
+        &self.model
+    }
+
+    /// How the numbers of a tensor are stored; made-up weights are F32.
+    pub fn dtype(&self, name: &str) -> Result<DType, CheckpointError> {
+        let shape = self.shape(name)?;
+        match self.index() {
+            Some(index) => Ok(index.rows(self.stored_name(name), shape.len())?.dtype),
+            None => Ok(DType::F32),
+        }
+    }
+
+    /// Shape of a tensor, rows first.
+    pub fn shape(&self, name: &str) -> Result<Vec<usize>, CheckpointError> {
+        let name = self.stored_name(name);
+        let found = match &self.weights {
+            Weights::Safetensors(index) => index.shape(name).map(<[usize]>::to_vec),
+            Weights::Dummy { shapes, .. } => shapes.get(name).cloned(),
+        };
+        found.ok_or_else(|| self.refuse(name, "a tensor of the model", "no such tensor".to_owned()))
+    }
+
+    /// Calls `row(i, values)` for rows `rows` of the 2-D tensor `name` (Hugging Face name and row
+    /// order, e.g. `model.layers.0.self_attn.q_proj.weight`), columns `cols`, dequantised to f32.
+    /// `i` is the row's number in the whole tensor, ascending from `rows.start`. A tied head is
+    /// read as `lm_head.weight` too.
+    ///
+    /// # Errors
+    /// No such tensor, a range beyond its shape, or a value that is not finite.
+    pub fn for_each_row(
+        &self,
+        name: &str,
+        rows: Range<usize>,
+        cols: Range<usize>,
+        row: &mut dyn FnMut(usize, &[f32]),
+    ) -> Result<(), CheckpointError> {
+        let name = self.stored_name(name);
+        match &self.weights {
+            Weights::Safetensors(index) => index.rows(name, 2)?.each(rows, cols, row),
+            Weights::Dummy { seed, .. } => {
+                self.check_dummy(name, 2, &rows, &cols)?;
+                let mut values = vec![0f32; cols.len()];
+                for number in rows {
+                    dummy::fill_row(*seed, name, number, cols.clone(), &mut values);
+                    row(number, &values);
+                }
+                Ok(())
+            }
+        }
+    }
+
+    /// As `for_each_row`, but the bytes as they are stored (little-endian numbers of `dtype(name)`,
+    /// or whole ggml blocks), for loading without a detour over f32.
+    ///
+    /// # Errors
+    /// As `for_each_row`, and columns that cut a block.
+    pub fn for_each_stored_row(
+        &self,
+        name: &str,
+        rows: Range<usize>,
+        cols: Range<usize>,
+        row: &mut dyn FnMut(usize, &[u8]),
+    ) -> Result<(), CheckpointError> {
+        match self.index() {
+            Some(index) => index.rows(self.stored_name(name), 2)?.each_stored(rows, cols, row),
+            None => {
+                let mut bytes = Vec::new();
+                self.for_each_row(name, rows, cols, &mut |number, values| {
+                    bytes.clear();
+                    bytes.extend(values.iter().flat_map(|value| value.to_le_bytes()));
+                    row(number, &bytes);
+                })
+            }
+        }
+    }
+
+    /// A 1-D tensor, or a part of it.
+    pub fn vector(&self, name: &str, range: Range<usize>) -> Result<Vec<f32>, CheckpointError> {
+        match &self.weights {
+            Weights::Safetensors(index) => {
+                let mut vector = Vec::new();
+                index
+                    .rows(name, 1)?
+                    .each(0..1, range, &mut |_, values| vector = values.to_vec())?;
+                Ok(vector)
+            }
+            Weights::Dummy { .. } => {
+                self.check_dummy(name, 1, &(0..1), &range)?;
+                // The family's 1-D tensors are norms: one leaves the scale as it is.
+                Ok(vec![1.0; range.len()])
+            }
+        }
+    }
+
+    /// Tokenizer and chat templates, beside the weights.
+    pub fn text(&self) -> Result<TextSources, CheckpointError> {
+        TextSources::from_folder(&self.path, self.model.vocab_size)
+    }
+
+    pub(crate) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    pub(crate) fn index(&self) -> Option<&TensorIndex> {
+        match &self.weights {
+            Weights::Safetensors(index) => Some(index),
+            Weights::Dummy { .. } => None,
+        }
+    }
+
+    /// A tied head is stored as the embedding.
+    fn stored_name<'a>(&self, name: &'a str) -> &'a str {
+        let tied = name == manifest::HEAD && self.model.tied_embeddings;
+        if tied { manifest::EMBEDDING } else { name }
+    }
+
+    fn check_dummy(
+        &self,
+        name: &str,
+        dimensions: usize,
+        rows: &Range<usize>,
+        cols: &Range<usize>,
+    ) -> Result<(), CheckpointError> {
+        let shape = self.shape(name)?;
+        if shape.len() != dimensions {
+            let expected = format!("a tensor of {dimensions} dimensions");
+            return Err(self.refuse(name, &expected, describe_shape(&shape)));
+        }
+        let height = if dimensions == 1 { 1 } else { shape[0] };
+        let inside = |range: &Range<usize>, end| range.start <= range.end && range.end <= end;
+        if inside(rows, height) && inside(cols, shape[dimensions - 1]) {
+            return Ok(());
+        }
+        let expected = format!("rows and columns within {}", describe_shape(&shape));
+        Err(self.refuse(name, &expected, format!("rows {rows:?}, columns {cols:?}")))
+    }
+
+    fn refuse(&self, tensor: &str, expected: &str, found: String) -> CheckpointError {
+        CheckpointError::Tensor {
+            path: self.path.clone(),
+            tensor: tensor.to_owned(),
+            expected: expected.to_owned(),
+            found,
+        }
+    }
+}
+
+fn config_in(folder: &Path) -> Result<PathBuf, CheckpointError> {
+    let config = folder.join("config.json");
+    if config.exists() {
+        return Ok(config);
+    }
+    let (what, looked_for) = ("model config", "config.json".to_owned());
+    Err(CheckpointError::NotFound { path: folder.to_owned(), what, looked_for })
+}
+
+#[cfg(test)]
+#[path = "checkpoint_tests.rs"]
+mod tests;

@@ -1,0 +1,109 @@
+//! Opening safetensors weights: one file, several, or those that an index names.
+
+use std::{
+    collections::{BTreeMap, HashSet},
+    path::{Component, Path, PathBuf},
+};
+
+use serde_json::Value;
+
+use crate::{
+    CheckpointError,
+    format::SafetensorsFiles,
+    json_file::read_object,
+    manifest,
+    mapping::MappedFile,
+    safetensors::read_header,
+    tensor_index::{RowOrder, StoredTensor, TensorIndex},
+};
+
+/// Tensor names that the index promises, by file name.
+type Promised = BTreeMap<String, HashSet<String>>;
+
+/// Maps the files and indexes their tensors.
+pub(crate) fn open(
+    folder: &Path,
+    weights: &SafetensorsFiles,
+) -> Result<TensorIndex, CheckpointError> {
+    let mut index = TensorIndex::new(folder);
+    match weights {
+        SafetensorsFiles::Files(files) => {
+            for path in files {
+                let file = MappedFile::open(path)?;
+                let tensors = read_header(&file)?;
+                index.add(file, tensors.into_iter().map(as_stored))?;
+            }
+        }
+        SafetensorsFiles::Index(path) => {
+            for (name, promised) in read_index(folder, path)? {
+                let file = MappedFile::open(&folder.join(name))?;
+                let tensors = read_header(&file)?;
+                check_promises(&file, &tensors, &promised)?;
+                index.add(file, tensors.into_iter().map(as_stored))?;
+            }
+        }
+    }
+    Ok(index)
+}
+
+fn as_stored(tensor: StoredTensor) -> (String, RowOrder, StoredTensor) {
+    (tensor.name.clone(), RowOrder::HuggingFace, tensor)
+}
+
+/// Reads `weight_map`; every file it names is inside the folder, and there.
+fn read_index(folder: &Path, path: &Path) -> Result<Promised, CheckpointError> {
+    let index = read_object(path)?;
+    let refuse = |field: String, expected: &str, found: String| CheckpointError::Field {
+        path: path.to_owned(),
+        field,
+        expected: expected.to_owned(),
+        found,
+    };
+    let Some(Value::Object(map)) = index.get("weight_map") else {
+        let expected = "a map from tensor names to file names";
+        return Err(refuse("weight_map".to_owned(), expected, "none".to_owned()));
+    };
+    let mut promised = Promised::new();
+    for (tensor, file) in map {
+        let field = || format!("weight_map.{tensor}");
+        let Some(file) = file.as_str() else {
+            return Err(refuse(field(), "a file name", file.to_string()));
+        };
+        let inside = Path::new(file).components().all(|part| matches!(part, Component::Normal(_)));
+        if !inside || file.is_empty() {
+            return Err(refuse(field(), "a file inside the model's folder", file.to_owned()));
+        }
+        promised.entry(file.to_owned()).or_default().insert(tensor.clone());
+    }
+    for file in promised.keys() {
+        let path: PathBuf = folder.join(file);
+        if !path.exists() {
+            let (what, looked_for) = ("weight file that the index names", file.clone());
+            return Err(CheckpointError::NotFound { path: folder.to_owned(), what, looked_for });
+        }
+    }
+    Ok(promised)
+}
+
+/// The file holds the tensors that the index says it does, and no other.
+fn check_promises(
+    file: &MappedFile,
+    tensors: &[StoredTensor],
+    promised: &HashSet<String>,
+) -> Result<(), CheckpointError> {
+    let refuse = |tensor: &str, expected: &str, found: &str| CheckpointError::Tensor {
+        path: file.path().to_owned(),
+        tensor: tensor.to_owned(),
+        expected: expected.to_owned(),
+        found: found.to_owned(),
+    };
+    let held: HashSet<_> = tensors.iter().map(|tensor| tensor.name.as_str()).collect();
+    if let Some(name) = promised.iter().filter(|name| !held.contains(name.as_str())).min() {
+        return Err(refuse(name, "the tensor in this file, as the index says", "no such tensor"));
+    }
+    let stray = |name: &&&str| !promised.contains(**name) && !manifest::is_droppable(name);
+    match held.iter().filter(stray).min() {
+        Some(name) => Err(refuse(name, "only tensors that the index names", "one it does not")),
+        None => Ok(()),
+    }
+}
