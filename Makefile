@@ -1,0 +1,40 @@
+# What CI and people call. `make serve` is the shortest way to a running server.
+
+CARGO ?= cargo
+TARGET := $(or $(CARGO_TARGET_DIR),target)
+TRIREME := $(TARGET)/release/trireme
+MODEL ?= smollm2
+TP ?= 2
+PROMPT ?= What is the capital of France?
+
+.PHONY: build serve demo test lint bench cuda docker
+
+# The three programs; one profile serves everything, so nothing is built twice.
+build:
+	$(CARGO) build --release --bin trireme --bin trireme-router --bin trireme-shard
+
+serve: build
+	exec $(TRIREME) serve $(MODEL) --tp $(TP)
+
+demo: build
+	$(TRIREME) generate $(MODEL) --tp $(TP) --chat --max-new-tokens 40 --prompt "$(PROMPT)"
+
+# Fetches the small real model once (SHA-256 checked), then runs every test of the workspace.
+test: build
+	$(TRIREME) download smollm2
+	TRIREME_SMOLLM2="$$($(TRIREME) where smollm2)" $(CARGO) test --release --workspace
+
+lint:
+	$(CARGO) fmt --all --check
+	$(CARGO) clippy --release --workspace --all-targets -- -D warnings
+	@if $(CARGO) deny --version >/dev/null 2>&1; then $(CARGO) deny check; \
+	else echo "cargo-deny is not installed: licences and advisories were not checked"; fi
+
+bench: build
+	$(TRIREME) bench $(MODEL) --tp $(TP)
+
+cuda:
+	@echo "CUDA is not built yet: the shard runs on CPUs only (see docs/)"; exit 1
+
+docker:
+	docker build -t trireme .

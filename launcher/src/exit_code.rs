@@ -1,0 +1,37 @@
+//! How an end is told to whoever started `trireme`: one line for a person, one number for a script.
+
+use std::{io, process::ExitCode};
+
+use crate::{model_store::StoreError, topology::TopologyError};
+
+/// Anything that has no number of its own.
+const OTHER: u8 = 1;
+/// The model could not be found, fetched or read. (2 is clap's: a command line that does not parse.)
+const MODEL: u8 = 3;
+/// The model cannot run split in the way asked for.
+const PLAN: u8 = 4;
+
+/// Prints the error with its causes and returns the number that stands for its kind.
+pub fn report(error: &anyhow::Error) -> ExitCode {
+    // A reader that left (`trireme list | head -1`) is no failure worth words.
+    let reader_left = |cause: &(dyn std::error::Error + 'static)| {
+        cause.downcast_ref::<io::Error>().is_some_and(|e| e.kind() == io::ErrorKind::BrokenPipe)
+    };
+    if !error.chain().any(reader_left) {
+        let _ = io::Write::write_fmt(&mut io::stderr(), format_args!("trireme: {error:#}\n"));
+    }
+    ExitCode::from(of(error))
+}
+
+fn of(error: &anyhow::Error) -> u8 {
+    let of_cause = |cause: &(dyn std::error::Error + 'static)| {
+        if cause.is::<StoreError>() || cause.is::<trireme_checkpoint::CheckpointError>() {
+            Some(MODEL)
+        } else if cause.is::<TopologyError>() {
+            Some(PLAN)
+        } else {
+            None
+        }
+    };
+    error.chain().find_map(of_cause).unwrap_or(OTHER)
+}

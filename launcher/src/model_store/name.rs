@@ -1,0 +1,64 @@
+//! What a person calls a model.
+
+use std::path::{Path, PathBuf};
+
+use super::{ALIASES, Alias, StoreError};
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ModelName {
+    /// A folder or a file.
+    Path(PathBuf),
+    Alias(Alias),
+    /// A repository of the Hugging Face Hub, `owner/name` or `owner/name@revision`.
+    Repo {
+        id: String,
+        revision: String,
+    },
+}
+
+impl ModelName {
+    /// An alias wins over a path of the same name (write `./smollm2` for that), an existing path
+    /// over a repo id.
+    pub fn parse(given: &str) -> Result<Self, StoreError> {
+        let refuse = |detail: String| StoreError::Name { given: given.to_owned(), detail };
+        if given.is_empty() {
+            return Err(refuse("is empty".to_owned()));
+        }
+        if let Some(alias) = Alias::find(given) {
+            return Ok(Self::Alias(alias));
+        }
+        let path = Path::new(given);
+        let spelled_as_path = given.starts_with(['/', '.', '~']) || given.ends_with('/');
+        if path.exists() {
+            // Children run with the same folder, but a path in their logs should mean something.
+            return Ok(Self::Path(std::path::absolute(path).unwrap_or_else(|_| path.to_owned())));
+        }
+        if !spelled_as_path && let Some((id, revision)) = repo(given) {
+            return Ok(Self::Repo { id, revision });
+        }
+        if spelled_as_path || given.contains('/') || path.extension().is_some() {
+            return Err(refuse("no such file or folder".to_owned()));
+        }
+        let known: Vec<&str> = ALIASES.iter().map(|alias| alias.name).collect();
+        Err(refuse(format!(
+            "is no file, folder or Hugging Face repo id (owner/name), and no alias (known: {})",
+            known.join(", ")
+        )))
+    }
+}
+
+/// `owner/name[@revision]` by the Hub's rules for names.
+fn repo(given: &str) -> Option<(String, String)> {
+    let (id, revision) = given.split_once('@').unwrap_or((given, "main"));
+    let (owner, name) = id.split_once('/')?;
+    let valid = |part: &str| {
+        (1..=96).contains(&part.len())
+            && part.chars().all(|c| c.is_ascii_alphanumeric() || "-_.".contains(c))
+            && !part.starts_with(['-', '.'])
+            && !part.ends_with(['-', '.'])
+            && !part.contains("..")
+    };
+    let file = [".gguf", ".safetensors", ".json", ".bin", ".pth", ".pt"];
+    (valid(owner) && valid(name) && valid(revision) && !file.iter().any(|end| name.ends_with(end)))
+        .then(|| (id.to_owned(), revision.to_owned()))
+}

@@ -1,0 +1,4 @@
+//! What `trireme` can be told to do, one file a verb.
+
+pub mod inspect;
+pub mod store;
