@@ -34,6 +34,8 @@ mod queue;
 mod schedule;
 mod scheduler;
 mod sequence;
+#[cfg(test)]
+mod tests;
 mod usage;
 
 pub use apply::ApplyError;

@@ -72,7 +72,8 @@ impl PrefixCache {
             block_tokens,
             hash_block,
             next_node: 1,
-            by_hash: HashMap::new(),
+            // Growing it later would stall a step.
+            by_hash: HashMap::with_capacity(num_blocks),
             nodes: vec![None; num_blocks],
             tokens: vec![0; num_blocks * block_tokens],
         }
@@ -162,5 +163,55 @@ impl PrefixCache {
             assert!(node.id < self.next_node && node.parent < node.id);
         }
         assert_eq!(count, self.by_hash.len(), "cached hashes without a block");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Every block has the same hash: only the tokens tell them apart.
+    fn flat_hash(_parent: u128, _tokens: &[u32]) -> u128 {
+        9
+    }
+
+    fn new_tip(entered: Entered) -> Tip {
+        match entered {
+            Entered::New { tip, displaced: None } => tip,
+            other => panic!("{other:?}"),
+        }
+    }
+
+    #[test]
+    fn a_hash_is_not_trusted() {
+        let mut cache = PrefixCache::new(4, 2, flat_hash);
+        let tip = new_tip(cache.enter(Tip::ROOT, 9, &[1, 2], 0));
+        assert_eq!(cache.find(Tip::ROOT, 9, &[1, 2]), Some((0, tip)));
+        assert_eq!(cache.find(Tip::ROOT, 9, &[1, 3]), None);
+        // The same tokens below another parent are another history.
+        assert_eq!(cache.find(tip, 9, &[1, 2]), None);
+        assert_eq!(cache.enter(tip, 9, &[3, 4], 1), Entered::Refused);
+        assert_eq!(cache.enter(Tip::ROOT, 9, &[1, 2], 1), Entered::Known { tip });
+        cache.check_invariants();
+    }
+
+    #[test]
+    fn a_block_without_its_parent_is_found_no_more() {
+        let mut cache = PrefixCache::new(4, 2, xxh3_block);
+        let mut hashes = Vec::new();
+        cache.hash_chain(&[1, 2, 3, 4], &mut hashes, 2);
+        let parent = new_tip(cache.enter(Tip::ROOT, hashes[0], &[1, 2], 0));
+        let child = new_tip(cache.enter(parent, hashes[1], &[3, 4], 1));
+        cache.forget(0);
+        assert_eq!(cache.enter(parent, hashes[1], &[3, 4], 2), Entered::Refused);
+        // The same history again, in other blocks: the orphan makes place.
+        let parent = new_tip(cache.enter(Tip::ROOT, hashes[0], &[1, 2], 2));
+        assert_eq!(cache.find(parent, hashes[1], &[3, 4]), None);
+        match cache.enter(parent, hashes[1], &[3, 4], 3) {
+            Entered::New { tip, displaced: Some(1) } => assert_ne!(tip, child),
+            other => panic!("{other:?}"),
+        }
+        assert!(!cache.holds(1));
+        cache.check_invariants();
     }
 }
