@@ -8,8 +8,9 @@ use std::{
 use crate::{
     CheckpointError, DType, Format, ModelConfig, TextSources, config_json, dummy,
     format::{Source, detect},
-    manifest, safetensors_index,
+    gguf_model, manifest, safetensors_index,
     tensor_index::{TensorIndex, describe_shape, drop_unread},
+    tokenizer_gguf,
 };
 
 /// How strictly a checkpoint is opened.
@@ -31,6 +32,7 @@ pub struct Checkpoint {
 #[derive(Debug)]
 enum Weights {
     Safetensors(TensorIndex),
+    Gguf(TensorIndex),
     Dummy { seed: u64, shapes: std::collections::HashMap<String, Vec<usize>> },
 }
 
@@ -51,8 +53,10 @@ impl Checkpoint {
                 Self { path: folder, model, weights: Weights::Safetensors(index) }
             }
             Source::Gguf(path) => {
-                let format = "GGUF".to_owned();
-                return Err(CheckpointError::UnsupportedFormat { path, format });
+                let (model, mut index) = gguf_model::open(&path)?;
+                drop_unread(&mut index, model.tied_embeddings);
+                index.check(&manifest::tensors(&model))?;
+                Self { path, model, weights: Weights::Gguf(index) }
             }
         };
         if let (true, Some(index)) = (options.scan_values, checkpoint.index()) {
@@ -74,6 +78,7 @@ impl Checkpoint {
     pub fn format(&self) -> Format {
         match &self.weights {
             Weights::Safetensors(_) => Format::Safetensors,
+            Weights::Gguf(_) => Format::Gguf,
             Weights::Dummy { .. } => Format::Dummy,
         }
     }
@@ -95,7 +100,9 @@ impl Checkpoint {
     pub fn shape(&self, name: &str) -> Result<Vec<usize>, CheckpointError> {
         let name = self.stored_name(name);
         let found = match &self.weights {
-            Weights::Safetensors(index) => index.shape(name).map(<[usize]>::to_vec),
+            Weights::Safetensors(index) | Weights::Gguf(index) => {
+                index.shape(name).map(<[usize]>::to_vec)
+            }
             Weights::Dummy { shapes, .. } => shapes.get(name).cloned(),
         };
         found.ok_or_else(|| self.refuse(name, "a tensor of the model", "no such tensor".to_owned()))
@@ -117,7 +124,9 @@ impl Checkpoint {
     ) -> Result<(), CheckpointError> {
         let name = self.stored_name(name);
         match &self.weights {
-            Weights::Safetensors(index) => index.rows(name, 2)?.each(rows, cols, row),
+            Weights::Safetensors(index) | Weights::Gguf(index) => {
+                index.rows(name, 2)?.each(rows, cols, row)
+            }
             Weights::Dummy { seed, .. } => {
                 self.check_dummy(name, 2, &rows, &cols)?;
                 let mut values = vec![0f32; cols.len()];
@@ -158,7 +167,7 @@ impl Checkpoint {
     /// A 1-D tensor, or a part of it.
     pub fn vector(&self, name: &str, range: Range<usize>) -> Result<Vec<f32>, CheckpointError> {
         match &self.weights {
-            Weights::Safetensors(index) => {
+            Weights::Safetensors(index) | Weights::Gguf(index) => {
                 let mut vector = Vec::new();
                 index
                     .rows(name, 1)?
@@ -175,7 +184,10 @@ impl Checkpoint {
 
     /// Tokenizer and chat templates, beside the weights.
     pub fn text(&self) -> Result<TextSources, CheckpointError> {
-        TextSources::from_folder(&self.path, self.model.vocab_size)
+        match &self.weights {
+            Weights::Gguf(_) => tokenizer_gguf::open(&self.path, self.model.vocab_size),
+            _ => TextSources::from_folder(&self.path, self.model.vocab_size),
+        }
     }
 
     pub(crate) fn path(&self) -> &Path {
@@ -184,7 +196,7 @@ impl Checkpoint {
 
     pub(crate) fn index(&self) -> Option<&TensorIndex> {
         match &self.weights {
-            Weights::Safetensors(index) => Some(index),
+            Weights::Safetensors(index) | Weights::Gguf(index) => Some(index),
             Weights::Dummy { .. } => None,
         }
     }
@@ -237,4 +249,4 @@ fn config_in(folder: &Path) -> Result<PathBuf, CheckpointError> {
 
 #[cfg(test)]
 #[path = "checkpoint_tests.rs"]
-mod tests;
+pub(crate) mod tests;

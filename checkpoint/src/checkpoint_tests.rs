@@ -6,7 +6,7 @@ fn open(name: &str) -> Checkpoint {
 }
 
 /// Every value of a tensor.
-fn whole(checkpoint: &Checkpoint, name: &str) -> Vec<f32> {
+pub(crate) fn whole(checkpoint: &Checkpoint, name: &str) -> Vec<f32> {
     let shape = checkpoint.shape(name).unwrap();
     let &[rows, columns] = shape.as_slice() else {
         return checkpoint.vector(name, 0..shape[0]).unwrap();

@@ -8,15 +8,21 @@
 #![deny(unsafe_code)] // `mapping` has the one exception.
 
 mod blocks;
+#[cfg(test)]
+mod broken_tests;
 mod checkpoint;
 mod config;
 mod config_json;
+mod description;
 mod dtype;
 mod dummy;
 mod error;
 #[cfg(test)]
 mod fixtures;
 mod format;
+mod gguf;
+mod gguf_metadata;
+mod gguf_model;
 mod json_file;
 mod manifest;
 mod mapping;
@@ -27,9 +33,13 @@ mod safetensors_index;
 mod split;
 mod tensor_index;
 mod text;
+mod tokenizer_bytes;
+mod tokenizer_gguf;
+mod tokenizer_sentencepiece;
 
 pub use checkpoint::{Checkpoint, OpenOptions};
 pub use config::{Family, ModelConfig};
+pub use description::{DTypeDescription, Description, FileDescription};
 pub use dtype::DType;
 pub use error::CheckpointError;
 pub use format::Format;

@@ -36,7 +36,7 @@ pub(crate) fn tensors(model: &ModelConfig) -> Vec<(String, Vec<usize>)> {
 
 /// A buffer that old exporters wrote out though it follows from the config.
 pub(crate) fn is_droppable(name: &str) -> bool {
-    name.ends_with(".rotary_emb.inv_freq")
+    name.ends_with(".rotary_emb.inv_freq") || name.ends_with(".attn_rot_embd.weight")
 }
 
 /// The Hugging Face name of a GGUF tensor of architecture `llama`

@@ -21,7 +21,9 @@ pub enum RopeScaling {
         original_max_position_embeddings: usize,
     },
     /// GGUF's `rope_freqs.weight`: frequency `i` divided by entry `i`, `head_dim / 2` of them.
-    PerFrequency(Vec<f32>),
+    PerFrequency {
+        divisors: Vec<f32>,
+    },
 }
 
 impl ModelConfig {
@@ -57,7 +59,7 @@ impl RopeScaling {
                     .clamp(0.0, 1.0);
                 (1.0 - kept) * frequency / factor + kept * frequency
             }
-            Self::PerFrequency(divisors) => frequency / f64::from(divisors[index]),
+            Self::PerFrequency { divisors } => frequency / f64::from(divisors[index]),
         }
     }
 }
@@ -117,6 +119,11 @@ mod tests {
             original_max_position_embeddings: 8192,
         };
         check(5e5, 128, llama31, LLAMA31);
-        check(1e4, 4, RopeScaling::PerFrequency(vec![1.0, 8.0]), &[(0, 1.0), (1, 0.00125)]);
+        check(
+            1e4,
+            4,
+            RopeScaling::PerFrequency { divisors: vec![1.0, 8.0] },
+            &[(0, 1.0), (1, 0.00125)],
+        );
     }
 }

@@ -35,10 +35,16 @@ pub(crate) fn open(
             }
         }
         SafetensorsFiles::Index(path) => {
+            let mut read = Vec::new();
             for (name, promised) in read_index(folder, path)? {
                 let file = MappedFile::open(&folder.join(name))?;
                 let tensors = read_header(&file)?;
                 check_promises(&file, &tensors, &promised)?;
+                read.push((file, tensors, promised));
+            }
+            // Only now: a tensor that the index puts in another file was named as missing there.
+            for (file, tensors, promised) in read {
+                check_strays(&file, &tensors, &promised)?;
                 index.add(file, tensors.into_iter().map(as_stored))?;
             }
         }
@@ -85,25 +91,41 @@ fn read_index(folder: &Path, path: &Path) -> Result<Promised, CheckpointError> {
     Ok(promised)
 }
 
-/// The file holds the tensors that the index says it does, and no other.
+/// The file holds the tensors that the index says it does.
 fn check_promises(
     file: &MappedFile,
     tensors: &[StoredTensor],
     promised: &HashSet<String>,
 ) -> Result<(), CheckpointError> {
-    let refuse = |tensor: &str, expected: &str, found: &str| CheckpointError::Tensor {
+    let held: HashSet<_> = tensors.iter().map(|tensor| tensor.name.as_str()).collect();
+    match promised.iter().filter(|name| !held.contains(name.as_str())).min() {
+        None => Ok(()),
+        Some(name) => {
+            let expected = "the tensor in this file, as the index says";
+            Err(refuse(file, name, expected, "no such tensor"))
+        }
+    }
+}
+
+/// The file holds no other tensor.
+fn check_strays(
+    file: &MappedFile,
+    tensors: &[StoredTensor],
+    promised: &HashSet<String>,
+) -> Result<(), CheckpointError> {
+    let names = tensors.iter().map(|tensor| tensor.name.as_str());
+    let stray = |name: &&str| !promised.contains(*name) && !manifest::is_droppable(name);
+    match names.filter(stray).min() {
+        None => Ok(()),
+        Some(name) => Err(refuse(file, name, "only tensors that the index names", "another")),
+    }
+}
+
+fn refuse(file: &MappedFile, tensor: &str, expected: &str, found: &str) -> CheckpointError {
+    CheckpointError::Tensor {
         path: file.path().to_owned(),
         tensor: tensor.to_owned(),
         expected: expected.to_owned(),
         found: found.to_owned(),
-    };
-    let held: HashSet<_> = tensors.iter().map(|tensor| tensor.name.as_str()).collect();
-    if let Some(name) = promised.iter().filter(|name| !held.contains(name.as_str())).min() {
-        return Err(refuse(name, "the tensor in this file, as the index says", "no such tensor"));
-    }
-    let stray = |name: &&&str| !promised.contains(**name) && !manifest::is_droppable(name);
-    match held.iter().filter(stray).min() {
-        Some(name) => Err(refuse(name, "only tensors that the index names", "one it does not")),
-        None => Ok(()),
     }
 }

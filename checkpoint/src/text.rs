@@ -166,4 +166,4 @@ fn templates(
 
 #[cfg(test)]
 #[path = "text_tests.rs"]
-mod tests;
+pub(crate) mod tests;

@@ -1,0 +1,190 @@
+//! Every broken checkpoint of the fixtures is refused with a message that names what is wrong.
+
+use std::{fs, path::Path};
+
+use crate::{Checkpoint, CheckpointError, OpenOptions, fixtures::fixture};
+
+#[derive(serde::Deserialize)]
+struct Cases {
+    cases: Vec<Case>,
+}
+
+#[derive(serde::Deserialize)]
+struct Case {
+    dir: String,
+    what: String,
+    good_loader: String,
+    message_should_mention: Vec<String>,
+}
+
+/// What a server does with a checkpoint before it serves.
+fn load(path: &Path) -> Result<(), CheckpointError> {
+    let checkpoint = Checkpoint::open_with(path, OpenOptions { scan_values: true })?;
+    checkpoint.text().map(|_| ())
+}
+
+/// Further words of the message, where cases.json asks for none or for the file alone.
+fn also_mentions(dir: &str) -> &'static [&'static str] {
+    match dir {
+        "truncated-data" => &["truncated"],
+        "truncated-header" | "header-length-huge" => &["length of the header", "at most"],
+        "header-not-json" => &["header", "JSON"],
+        "zero-bytes" => &["empty file"],
+        "lfs-pointer" => &["Git LFS pointer"],
+        "offsets-overlap" => &["overlap"],
+        "integer-dtype" => &["F32, F16 or BF16"],
+        "nan-weight" => &["NaN", "finite"],
+        "inf-weight" => &["inf", "finite"],
+        "unknown-architecture" => &["architectures", "LlamaForCausalLM"],
+        "unknown-rope-type" => &["rope_scaling.rope_type", "llama3"],
+        "unknown-activation" => &["hidden_act", "silu"],
+        "config-not-json" => &["line", "column"],
+        "config-missing-field" => &["nothing"],
+        "no-weights" => &["weights", "*.safetensors", "*.gguf"],
+        "empty-dir" => &["model", "*.safetensors", "*.gguf"],
+        "no-tokenizer" => &["tokenizer.json"],
+        "tokenizer-too-large" => &["319", "300", "tokenizer.json"],
+        "gguf-bad-magic" => &["magic", "GGUF", "GGML"],
+        "gguf-version-1" => &["version", "2 or 3", "found 1"],
+        "gguf-no-metadata" => &["general.architecture"],
+        "gguf-huge-count" => &["number of tensors", "1125899906842624"],
+        "gguf-huge-string" => &["metadata key", "1125899906842624"],
+        _ => &[],
+    }
+}
+
+fn check(case: &Case) {
+    let folder = fixture("broken").join(&case.dir);
+    let empty = tempfile::tempdir().unwrap();
+    // Git keeps no empty folder.
+    let folder = if case.dir == "empty-dir" { empty.path() } else { folder.as_path() };
+    let result = load(folder);
+    if case.good_loader.starts_with("loads") && !holds_pickle(folder) {
+        assert!(result.is_ok(), "{}: {:?}", case.dir, result.err());
+        return;
+    }
+    let Err(error) = result else { panic!("{} was loaded: {}", case.dir, case.what) };
+    let message = error.to_string();
+    let expected: Vec<&str> = if holds_pickle(folder) {
+        vec!["format not supported yet", "PyTorch pickle", ".pth"]
+    } else {
+        let named = case.message_should_mention.iter().map(String::as_str);
+        named.chain(also_mentions(&case.dir).iter().copied()).collect()
+    };
+    for part in expected {
+        assert!(message.contains(part), "{}: `{part}` is not in: {message}", case.dir);
+    }
+}
+
+fn holds_pickle(folder: &Path) -> bool {
+    let mut entries = fs::read_dir(folder).unwrap();
+    entries.any(|entry| entry.unwrap().path().extension().is_some_and(|e| e == "pth"))
+}
+
+#[test]
+fn broken_checkpoints_are_refused_and_named() {
+    let text = fs::read_to_string(fixture("broken/cases.json")).unwrap();
+    let Cases { cases } = serde_json::from_str(&text).unwrap();
+    assert!(cases.len() >= 45, "only {} cases", cases.len());
+    cases.iter().for_each(check);
+}
+
+/// Without a scan, a value that is no number is refused by who reads it, and only there.
+#[test]
+fn values_are_checked_as_they_are_read() {
+    for dir in ["nan-weight", "inf-weight"] {
+        let checkpoint = Checkpoint::open(&fixture("broken").join(dir)).unwrap();
+        let name = "model.layers.1.mlp.down_proj.weight";
+        let read = |name: &str| checkpoint.for_each_row(name, 0..16, 0..24, &mut |_, _| {});
+        let stored = checkpoint.for_each_stored_row(name, 0..16, 0..24, &mut |_, _| {});
+        for error in [read(name).unwrap_err(), stored.unwrap_err()] {
+            assert!(error.to_string().contains(name), "{error}");
+        }
+        read("model.layers.0.mlp.down_proj.weight").unwrap();
+    }
+}
+
+/// A safetensors file of `header` and `data` bytes of zeros, beside ok-micro's config.
+fn open_header(header: &str, data: usize) -> String {
+    let folder = tempfile::tempdir().unwrap();
+    let config = "broken/ok-micro/config.json";
+    fs::copy(fixture(config), folder.path().join("config.json")).unwrap();
+    let length = (header.len() as u64).to_le_bytes();
+    let bytes = [&length, header.as_bytes(), &vec![0; data]].concat();
+    fs::write(folder.path().join("model.safetensors"), bytes).unwrap();
+    load(folder.path()).unwrap_err().to_string()
+}
+
+#[test]
+fn hostile_safetensors_headers_are_refused() {
+    let huge = u64::MAX;
+    for (header, parts) in [
+        ("[]".to_owned(), ["model.safetensors", "map"]),
+        (r#"{"w": 1}"#.to_owned(), ["`w`", "dtype"]),
+        (
+            r#"{"w": {"dtype": "F8_E4M3", "shape": [1], "data_offsets": [0, 1]}}"#.to_owned(),
+            ["`w`", "F8_E4M3"],
+        ),
+        (
+            r#"{"w": {"dtype": "F32", "shape": [-1], "data_offsets": [0, 4]}}"#.to_owned(),
+            ["`w`", "shape"],
+        ),
+        (
+            r#"{"w": {"dtype": "F32", "shape": [1], "data_offsets": [4, 0]}}"#.to_owned(),
+            ["`w`", "[4, 0]"],
+        ),
+        (
+            r#"{"w": {"dtype": "F32", "shape": [1], "data_offsets": [0]}}"#.to_owned(),
+            ["`w`", "data_offsets"],
+        ),
+        (
+            format!(
+                r#"{{"w": {{"dtype": "F32", "shape": [{huge}, {huge}], "data_offsets": [0, 4]}}}}"#
+            ),
+            ["`w`", "too many"],
+        ),
+        (
+            format!(
+                r#"{{"w": {{"dtype": "F32", "shape": [0], "data_offsets": [{huge}, {huge}]}}}}"#
+            ),
+            ["`w`", "data_offsets"],
+        ),
+        (
+            r#"{"w": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]},
+             "w": {"dtype": "F32", "shape": [1], "data_offsets": [4, 8]}}"#
+                .to_owned(),
+            ["`w`", "twice"],
+        ),
+        (
+            r#"{"w": {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}}"#.to_owned(),
+            ["data", "8 bytes"],
+        ),
+        ("{}".to_owned(), ["data", "8 bytes"]),
+    ] {
+        let message = open_header(&header, 8);
+        assert!(parts.iter().all(|part| message.contains(part)), "{parts:?}: {message}");
+    }
+    assert!(open_header("{}", 0).contains("model.embed_tokens.weight"), "nothing is there");
+}
+
+#[test]
+fn other_files_are_told_apart() {
+    let folder = tempfile::tempdir().unwrap();
+    for (name, content, part) in [
+        ("a.bin", &b"PK\x03\x04"[..], "PyTorch pickle"),
+        ("b.pt", b"\x80\x02}", "PyTorch pickle"),
+        ("c.onnx", b"\x08\x07\x12\x07pytorch", "neither safetensors nor GGUF"),
+        ("d", b"", "neither safetensors nor GGUF"),
+        ("e.safetensors", b"", "empty file"),
+    ] {
+        let path = folder.path().join(name);
+        fs::write(&path, content).unwrap();
+        // A config, so that what is refused is the file.
+        fs::copy(fixture("broken/ok-micro/config.json"), folder.path().join("config.json"))
+            .unwrap();
+        let message = load(&path).unwrap_err().to_string();
+        assert!(message.contains(part) && message.contains(name), "{name}: {message}");
+    }
+    let message = load(&folder.path().join("absent")).unwrap_err().to_string();
+    assert!(message.contains("absent"), "{message}");
+}
