@@ -22,6 +22,7 @@
 
 #![forbid(unsafe_code)]
 
+mod admission;
 mod apply;
 mod block_pool;
 mod event;

@@ -1,34 +1,31 @@
 //! Plans the next step.
 
-use crate::event::Event;
 use crate::plan::{Admit, Chunk, InFlight, Part, Plan};
-use crate::prefix_cache::Tip;
-use crate::queue::{LOOK_AHEAD, MAX_BYPASSES};
 use crate::scheduler::Scheduler;
 use crate::sequence::{Phase, SequenceId, Slot};
 
 /// A step while it is planned.
-struct Draft {
+pub(crate) struct Draft {
     step_id: u64,
-    tokens_left: usize,
+    pub tokens_left: usize,
     decode: Vec<Slot>,
-    admit: Vec<Slot>,
+    pub admit: Vec<Slot>,
     chunks: Vec<Part>,
     /// A running sequence lacks blocks.
-    is_short: bool,
+    pub is_short: bool,
 }
 
 /// How prefills share the budget of a step.
-struct Share {
+pub(crate) struct Share {
     /// The second pass gives what is left to whoever comes first.
     is_first_pass: bool,
     /// A sequence that cannot end within the step got its part.
-    long_served: bool,
+    pub long_served: bool,
 }
 
 impl Share {
     /// Tokens of a chunk for a sequence that lacks `missing` tokens.
-    fn of(&self, missing: usize, tokens_left: usize) -> usize {
+    pub fn of(&self, missing: usize, tokens_left: usize) -> usize {
         if missing <= tokens_left || !self.is_first_pass {
             missing.min(tokens_left)
         } else if self.long_served {
@@ -37,14 +34,6 @@ impl Share {
             tokens_left.div_ceil(2)
         }
     }
-}
-
-/// The part of a waiting sequence's tokens that is in the prefix cache.
-struct CachedPrefix {
-    blocks: Vec<u32>,
-    tip: Tip,
-    /// Of the blocks, those that no sequence holds.
-    num_unused: usize,
 }
 
 impl Scheduler {
@@ -131,7 +120,7 @@ impl Scheduler {
     }
 
     /// Adds `len` tokens of a sequence to the step, or as many as there are blocks for.
-    fn plan_chunk(&mut self, draft: &mut Draft, slot: Slot, len: usize) {
+    pub(crate) fn plan_chunk(&mut self, draft: &mut Draft, slot: Slot, len: usize) {
         let start = self.slots[slot].planned;
         let end = self.reserve(slot, start + len);
         draft.is_short |= end < start + len;
@@ -141,6 +130,10 @@ impl Scheduler {
         draft.tokens_left -= end - start;
         let sequence = &mut self.slots[slot];
         sequence.planned = end;
+        if self.limits.prefix_cache {
+            let num_full = end / self.limits.block_tokens;
+            self.pool.cache().hash_chain(&sequence.tokens, &mut sequence.hashes, num_full);
+        }
         let samples = end == sequence.tokens.len();
         if sequence.last_step == draft.step_id {
             let part = draft.chunks.iter_mut().find(|part| part.slot == slot);
@@ -155,122 +148,6 @@ impl Scheduler {
             sequence.phase = Phase::Decode;
             sequence.unknown = 1;
         }
-    }
-
-    /// Starts sequences from the queue. Nobody starts while a running sequence lacks blocks: what
-    /// comes free is for those that run.
-    fn plan_admissions(&mut self, draft: &mut Draft, share: &mut Share) {
-        if self.queue.is_empty() || draft.tokens_left == 0 || !self.may_admit(draft) {
-            return;
-        }
-        let mut owed_blocks = self.blocks_owed();
-        if self.pool.available() <= owed_blocks + self.spare_blocks() {
-            return;
-        }
-        let waiting: Vec<Slot> = self.queue.iter().map(|(_, slot)| slot).take(LOOK_AHEAD).collect();
-        let mut passed: Vec<Slot> = Vec::new();
-        for slot in waiting {
-            if draft.tokens_left == 0 || !self.may_admit(draft) {
-                return;
-            }
-            let prefix = self.find_cached(slot);
-            let missing =
-                self.slots[slot].tokens.len() - prefix.blocks.len() * self.limits.block_tokens;
-            let len = share.of(missing, draft.tokens_left);
-            if len == 0 || !self.has_room(slot, &prefix, owed_blocks) {
-                if self.slots[slot].bypasses >= MAX_BYPASSES {
-                    return;
-                }
-                passed.push(slot);
-                continue;
-            }
-            share.long_served |= len < missing;
-            self.admit(draft, slot, prefix);
-            self.plan_chunk(draft, slot, len);
-            owed_blocks = self.blocks_owed();
-            for slot in &passed {
-                self.slots[*slot].bypasses += 1;
-            }
-            if passed.iter().any(|slot| self.slots[*slot].bypasses >= MAX_BYPASSES) {
-                return;
-            }
-        }
-    }
-
-    fn may_admit(&self, draft: &Draft) -> bool {
-        !draft.is_short
-            && self.running.len() < self.limits.max_sequences
-            && !self.running.iter().any(|slot| self.slots[*slot].yielding)
-    }
-
-    /// Blocks that running sequences still need for the tokens they were admitted with.
-    fn blocks_owed(&self) -> usize {
-        let owed = |slot: &Slot| {
-            let sequence = &self.slots[*slot];
-            let need = self.limits.blocks_for(sequence.tokens.len());
-            need.saturating_sub(sequence.blocks.len())
-        };
-        self.running.iter().map(owed).sum()
-    }
-
-    /// Whether all known tokens of a waiting sequence can get blocks, with some to spare for those
-    /// that run.
-    fn has_room(&self, slot: Slot, prefix: &CachedPrefix, owed_blocks: usize) -> bool {
-        let blocks = self.limits.blocks_for(self.slots[slot].tokens.len());
-        let need = blocks - prefix.blocks.len() + prefix.num_unused;
-        self.pool.available() >= need + owed_blocks + self.spare_blocks()
-    }
-
-    fn spare_blocks(&self) -> usize {
-        if self.running.is_empty() { 0 } else { self.limits.headroom_blocks() }
-    }
-
-    /// The longest cached prefix. The last token is always computed: it is what is sampled from.
-    fn find_cached(&mut self, slot: Slot) -> CachedPrefix {
-        let mut prefix = CachedPrefix { blocks: Vec::new(), tip: Tip::ROOT, num_unused: 0 };
-        if !self.limits.prefix_cache {
-            return prefix;
-        }
-        let cache = self.pool.cache();
-        let sequence = &mut self.slots[slot];
-        let block_tokens = self.limits.block_tokens;
-        for block in 0..(sequence.tokens.len() - 1) / block_tokens {
-            cache.hash_chain(&sequence.tokens, &mut sequence.hashes, block + 1);
-            let tokens = &sequence.tokens[block * block_tokens..(block + 1) * block_tokens];
-            let Some((found, tip)) = cache.find(prefix.tip, sequence.hashes[block], tokens) else {
-                break;
-            };
-            prefix.tip = tip;
-            prefix.num_unused += usize::from(self.pool.references(found) == 0);
-            prefix.blocks.push(found);
-        }
-        prefix
-    }
-
-    /// From the queue to the running, on its cached prefix.
-    fn admit(&mut self, draft: &mut Draft, slot: Slot, prefix: CachedPrefix) {
-        for block in &prefix.blocks {
-            self.pool.share(*block);
-        }
-        let sequence = &mut self.slots[slot];
-        let cached_tokens = prefix.blocks.len() * self.limits.block_tokens;
-        if self.limits.prefix_cache {
-            self.prefix_lookup_tokens += sequence.tokens.len() as u64;
-            self.prefix_hit_tokens += cached_tokens as u64;
-        }
-        sequence.phase = Phase::Prefill;
-        sequence.planned = cached_tokens;
-        sequence.computed = cached_tokens;
-        sequence.entered = prefix.blocks.len();
-        sequence.tip = Some(prefix.tip);
-        sequence.blocks = prefix.blocks;
-        let (id, rank) = (sequence.id, sequence.rank);
-        let cached_tokens = cached_tokens.min(sequence.prompt_len);
-        self.events.push(Event::Started { id, cached_tokens });
-        self.queue.remove(rank);
-        let place = self.running.partition_point(|other| self.slots[*other].rank < rank);
-        self.running.insert(place, slot);
-        draft.admit.push(slot);
     }
 
     /// Turns the draft into a plan in flight. A plan of drops alone is made only when nothing is

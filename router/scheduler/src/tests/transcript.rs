@@ -111,7 +111,8 @@ fn new_sequence(words: &[&str]) -> NewSequence {
     }
 }
 
-fn output(plan: &Plan, failed: Vec<u64>) -> StepOutput {
+/// What shards answer to a plan when `failed` fail alone.
+pub fn output(plan: &Plan, failed: Vec<u64>) -> StepOutput {
     let sampling = plan.chunks.iter().filter(|chunk| chunk.sample).map(|chunk| chunk.id);
     let sampled = sampling.chain(plan.decode.iter().copied());
     let tokens = sampled.filter(|id| !failed.contains(id)).map(|id| (id, TOKEN)).collect();
