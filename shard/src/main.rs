@@ -1,1 +1,64 @@
-fn main() {}
+//! `trireme-shard`: one process per device.
+
+#![forbid(unsafe_code)]
+
+use std::{process::ExitCode, time::Duration};
+
+use clap::Parser;
+use tracing::error;
+use trireme_shard::{
+    config::{Args, Config},
+    process,
+    server::{self, ServeError},
+};
+
+/// Exit codes beside 0 (stopped as asked), 1 (failed) and 2 (flags do not parse).
+const EXIT_CONFIG: u8 = 3;
+const EXIT_LOAD: u8 = 4;
+const EXIT_ORPHAN: u8 = 5;
+
+const FLUSH_DEADLINE: Duration = Duration::from_secs(2);
+
+#[tokio::main(flavor = "current_thread")]
+async fn main() -> ExitCode {
+    let args = Args::parse();
+    let endpoint = args.otlp_endpoint.as_deref();
+    let telemetry =
+        match trireme_telemetry::install("trireme-shard", args.log_format.into(), endpoint) {
+            Ok(guard) => guard,
+            Err(error) => {
+                // Without logging there is only this way to say so.
+                drop(std::io::Write::write_fmt(
+                    &mut std::io::stderr(),
+                    format_args!("trireme-shard: install telemetry: {error:#}\n"),
+                ));
+                return ExitCode::FAILURE;
+            }
+        };
+    let code = run(args).await;
+    telemetry.flush(FLUSH_DEADLINE);
+    code
+}
+
+async fn run(args: Args) -> ExitCode {
+    match process::end_with_parent() {
+        Ok(true) => {}
+        Ok(false) => return fail(EXIT_ORPHAN, &anyhow::anyhow!("the parent process has ended")),
+        Err(error) => return fail(1, &error.into()),
+    }
+    let config = match Config::try_from(args) {
+        Ok(config) => config,
+        Err(error) => return fail(EXIT_CONFIG, &error.into()),
+    };
+    match server::serve(config).await {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error @ ServeError::Load(_)) => fail(EXIT_LOAD, &error.into()),
+        Err(error @ ServeError::Serve(_)) => fail(1, &error.into()),
+    }
+}
+
+/// Says once why the process ends, with all causes.
+fn fail(code: u8, error: &anyhow::Error) -> ExitCode {
+    error!("{error:#}");
+    ExitCode::from(code)
+}

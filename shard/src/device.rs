@@ -1,0 +1,141 @@
+//! The seam between layers and hardware: what a device stores, and the operations layers are made of.
+
+pub mod cpu;
+
+use std::{ops::Range, time::Duration};
+
+use trireme_collectives::{AbortHandle, CollectiveError};
+use trireme_kernels::HeadLayout;
+
+use crate::{
+    batch::Batch,
+    greedy::{SampleError, SampleRow, Sampled},
+};
+
+/// The outcome of one sampled row: one bad row does not fail the others.
+pub type Samples = Vec<Result<Sampled, SampleError>>;
+
+/// A device of one rank, with its links to the other ranks.
+///
+/// Buffers are `[capacity_rows, width]`, row major; every operation names how many rows it works on.
+/// Operations that talk to other ranks end by completion, deadline or abort.
+pub trait Device: Sized + 'static {
+    /// Where weights go and how they are stored; shared by the threads that load.
+    type Store: Sync;
+    type Matrix: Send + Sync;
+    type Vector: Send + Sync;
+    /// Activations.
+    type Buffer;
+    /// Cosines and sines by position.
+    type Rotary;
+    /// KV pages of one layer.
+    type Pages;
+    /// Membership of the tensor-parallel group and of the group of all ranks.
+    type World;
+    /// The sequences of a batch in the form that attention reads.
+    type Rows<'a>;
+
+    /// An empty matrix `[outputs, inputs]`, filled by [`Device::set_row`].
+    fn matrix(store: &Self::Store, outputs: usize, inputs: usize) -> Self::Matrix;
+    fn set_row(matrix: &mut Self::Matrix, output: usize, row: &[f32]);
+    fn matrix_bytes(matrix: &Self::Matrix) -> usize;
+    fn vector(store: &Self::Store, values: Vec<f32>) -> Self::Vector;
+    /// Bytes of one weight.
+    fn weight_size(store: &Self::Store) -> usize;
+
+    fn buffer(&self, rows: usize, width: usize) -> Self::Buffer;
+    fn read(&self, buffer: &Self::Buffer, rows: usize) -> Vec<f32>;
+    fn write(&self, buffer: &mut Self::Buffer, values: &[f32]);
+    /// `cos`, `sin`: `[positions, half_dim]`.
+    fn rotary(&self, cos: Vec<f32>, sin: Vec<f32>, half_dim: usize) -> Self::Rotary;
+    fn pages(&self, num_blocks: usize, kv_heads: usize, head_dim: usize) -> Self::Pages;
+    /// Bytes that one block takes in one layer.
+    fn page_bytes_per_block(&self, kv_heads: usize, head_dim: usize) -> usize;
+    fn rows<'a>(&mut self, batch: &'a Batch) -> Self::Rows<'a>;
+
+    /// `out[r] = table[tokens[r] - vocab.start]`, or zeros where `vocab` does not hold the token.
+    fn embed(
+        &mut self,
+        table: &Self::Matrix,
+        tokens: &[u32],
+        vocab: &Range<u32>,
+        out: &mut Self::Buffer,
+    );
+    /// `out = x · wᵀ`.
+    fn linear(&mut self, x: &Self::Buffer, rows: usize, w: &Self::Matrix, out: &mut Self::Buffer);
+    fn rms_norm(
+        &mut self,
+        x: &Self::Buffer,
+        rows: usize,
+        norm: (&Self::Vector, f32),
+        out: &mut Self::Buffer,
+    );
+    /// `residual += delta; out = rms_norm(residual)`.
+    fn add_rms_norm(
+        &mut self,
+        residual: &mut Self::Buffer,
+        delta: &Self::Buffer,
+        rows: usize,
+        norm: (&Self::Vector, f32),
+        out: &mut Self::Buffer,
+    );
+    /// `x += delta`.
+    fn add(&mut self, x: &mut Self::Buffer, delta: &Self::Buffer, rows: usize);
+    /// `out[i] = x[indices[i]]`.
+    fn gather(&mut self, x: &Self::Buffer, indices: &[usize], out: &mut Self::Buffer);
+    /// `out = silu(gate) * up` of rows `[gate | up]`, each half `width` wide.
+    fn silu_mul(
+        &mut self,
+        gate_up: &Self::Buffer,
+        rows: usize,
+        width: usize,
+        out: &mut Self::Buffer,
+    );
+    /// Rotates q and k in place and writes k and v to the pages.
+    fn rotate_and_append(
+        &mut self,
+        qkv: &mut Self::Buffer,
+        layout: &HeadLayout,
+        rotary: &Self::Rotary,
+        rows: &Self::Rows<'_>,
+        pages: &mut Self::Pages,
+    );
+    /// Causal attention of every row over its own sequence's pages.
+    fn paged_attention(
+        &mut self,
+        qkv: &Self::Buffer,
+        layout: &HeadLayout,
+        rows: &Self::Rows<'_>,
+        pages: &Self::Pages,
+        out: &mut Self::Buffer,
+    );
+
+    /// Ends every wait of the world's groups, from any thread.
+    fn abort_handle(world: &Self::World) -> AbortHandle;
+    /// Enters the groups of an epoch.
+    fn join(&mut self, world: Self::World);
+    /// Leaves them. Operations on groups fail until the next [`Device::join`].
+    fn leave(&mut self);
+    /// The longest any later single wait for another rank may take.
+    fn set_deadline(&mut self, deadline: Duration) -> Result<(), CollectiveError>;
+    /// Sums over the tensor-parallel ranks.
+    fn all_reduce(&mut self, x: &mut Self::Buffer, rows: usize) -> Result<(), CollectiveError>;
+    fn send(&mut self, to: usize, x: &Self::Buffer, rows: usize) -> Result<(), CollectiveError>;
+    fn recv(
+        &mut self,
+        from: usize,
+        x: &mut Self::Buffer,
+        rows: usize,
+    ) -> Result<(), CollectiveError>;
+    fn send_tokens(&mut self, to: usize, tokens: &[u32]) -> Result<(), CollectiveError>;
+    fn recv_tokens(&mut self, from: usize, tokens: &mut [u32]) -> Result<(), CollectiveError>;
+    /// Chooses a token for each row; `logits`: `[rows.len(), vocab.len()]`, this rank's slice, overwritten.
+    fn sample(
+        &mut self,
+        rows: &[SampleRow<'_>],
+        logits: &mut Self::Buffer,
+        vocab: Range<u32>,
+    ) -> Result<Samples, CollectiveError>;
+    /// Time spent in collectives since the last call.
+    fn take_collective_time(&mut self) -> Duration;
+}

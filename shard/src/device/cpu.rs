@@ -1,0 +1,228 @@
+//! The CPU device: trireme's own kernels on a team of threads, host collectives.
+
+use std::{
+    ops::Range,
+    time::{Duration, Instant},
+};
+
+use trireme_collectives::{AbortHandle, CollectiveError, World};
+use trireme_kernels::{
+    self as kernels, HeadLayout, KvPages, Matrix, RotaryTable, SequenceRows, Storage, Team,
+};
+
+use super::{Device, Samples};
+use crate::{
+    batch::Batch,
+    greedy::{self, SampleRow},
+};
+
+/// Row-major activations.
+pub struct Buffer {
+    values: Vec<f32>,
+    width: usize,
+}
+
+impl Buffer {
+    fn first(&self, rows: usize) -> &[f32] {
+        &self.values[..rows * self.width]
+    }
+    fn first_mut(&mut self, rows: usize) -> &mut [f32] {
+        &mut self.values[..rows * self.width]
+    }
+}
+
+/// The threads, and the groups of the current epoch.
+pub struct Cpu {
+    team: Team,
+    kv_storage: Storage,
+    world: Option<World>,
+    collective_time: Duration,
+}
+
+impl Cpu {
+    pub fn new(threads: usize, kv_storage: Storage) -> Self {
+        Self { team: Team::new(threads), kv_storage, world: None, collective_time: Duration::ZERO }
+    }
+
+    /// Runs one group operation and counts its time.
+    fn with_world<T>(
+        &mut self,
+        operation: impl FnOnce(&mut World, &Team) -> Result<T, CollectiveError>,
+    ) -> Result<T, CollectiveError> {
+        let start = Instant::now();
+        let world = self.world.as_mut().ok_or(CollectiveError::Mismatch {
+            operation: "collective",
+            detail: "this rank has joined no group".into(),
+        })?;
+        let result = operation(world, &self.team);
+        self.collective_time += start.elapsed();
+        result
+    }
+}
+
+impl Device for Cpu {
+    type Store = Storage;
+    type Matrix = Matrix;
+    type Vector = Vec<f32>;
+    type Buffer = Buffer;
+    type Rotary = RotaryTable;
+    type Pages = KvPages;
+    type World = World;
+    type Rows<'a> = Vec<SequenceRows<'a>>;
+
+    fn matrix(store: &Storage, outputs: usize, inputs: usize) -> Matrix {
+        Matrix::new(outputs, inputs, *store)
+    }
+    fn set_row(matrix: &mut Matrix, output: usize, row: &[f32]) {
+        matrix.set_row(output, row);
+    }
+    fn matrix_bytes(matrix: &Matrix) -> usize {
+        matrix.bytes()
+    }
+    fn vector(_store: &Storage, values: Vec<f32>) -> Vec<f32> {
+        values
+    }
+    fn weight_size(store: &Storage) -> usize {
+        match store {
+            Storage::F32 => 4,
+            Storage::Bf16 => 2,
+        }
+    }
+
+    fn buffer(&self, rows: usize, width: usize) -> Buffer {
+        Buffer { values: vec![0.0; rows * width], width }
+    }
+    fn read(&self, buffer: &Buffer, rows: usize) -> Vec<f32> {
+        buffer.first(rows).to_vec()
+    }
+    fn write(&self, buffer: &mut Buffer, values: &[f32]) {
+        buffer.values[..values.len()].copy_from_slice(values);
+    }
+    fn rotary(&self, cos: Vec<f32>, sin: Vec<f32>, half_dim: usize) -> RotaryTable {
+        RotaryTable { cos, sin, half_dim }
+    }
+    fn pages(&self, num_blocks: usize, kv_heads: usize, head_dim: usize) -> KvPages {
+        KvPages::new(num_blocks, kv_heads, head_dim, self.kv_storage)
+    }
+    fn page_bytes_per_block(&self, kv_heads: usize, head_dim: usize) -> usize {
+        KvPages::bytes_per_block(kv_heads, head_dim, self.kv_storage)
+    }
+    fn rows<'a>(&mut self, batch: &'a Batch) -> Vec<SequenceRows<'a>> {
+        batch.sequences().collect()
+    }
+
+    fn embed(&mut self, table: &Matrix, tokens: &[u32], vocab: &Range<u32>, out: &mut Buffer) {
+        let width = out.width;
+        for (row, token) in out.first_mut(tokens.len()).chunks_exact_mut(width).zip(tokens) {
+            if vocab.contains(token) {
+                table.row((token - vocab.start) as usize, row);
+            } else {
+                row.fill(0.0);
+            }
+        }
+    }
+    fn linear(&mut self, x: &Buffer, rows: usize, w: &Matrix, out: &mut Buffer) {
+        kernels::matmul(&self.team, x.first(rows), rows, w, None, out.first_mut(rows));
+    }
+    fn rms_norm(&mut self, x: &Buffer, rows: usize, norm: (&Vec<f32>, f32), out: &mut Buffer) {
+        kernels::rms_norm(&self.team, x.first(rows), norm.0, norm.1, out.first_mut(rows));
+    }
+    fn add_rms_norm(
+        &mut self,
+        residual: &mut Buffer,
+        delta: &Buffer,
+        rows: usize,
+        norm: (&Vec<f32>, f32),
+        out: &mut Buffer,
+    ) {
+        let (residual, delta) = (residual.first_mut(rows), delta.first(rows));
+        kernels::add_rms_norm(&self.team, residual, delta, norm.0, norm.1, out.first_mut(rows));
+    }
+    fn add(&mut self, x: &mut Buffer, delta: &Buffer, rows: usize) {
+        for (x, delta) in x.first_mut(rows).iter_mut().zip(delta.first(rows)) {
+            *x += delta;
+        }
+    }
+    fn gather(&mut self, x: &Buffer, indices: &[usize], out: &mut Buffer) {
+        let width = x.width;
+        for (row, &index) in out.first_mut(indices.len()).chunks_exact_mut(width).zip(indices) {
+            row.copy_from_slice(&x.values[index * width..][..width]);
+        }
+    }
+    fn silu_mul(&mut self, gate_up: &Buffer, rows: usize, width: usize, out: &mut Buffer) {
+        kernels::silu_mul(&self.team, gate_up.first(rows), width, out.first_mut(rows));
+    }
+    fn rotate_and_append(
+        &mut self,
+        qkv: &mut Buffer,
+        layout: &HeadLayout,
+        rotary: &RotaryTable,
+        rows: &Vec<SequenceRows<'_>>,
+        pages: &mut KvPages,
+    ) {
+        let qkv = qkv.first_mut(row_count(rows));
+        kernels::rotate_and_append(&self.team, qkv, layout, rotary, rows, pages);
+    }
+    fn paged_attention(
+        &mut self,
+        qkv: &Buffer,
+        layout: &HeadLayout,
+        rows: &Vec<SequenceRows<'_>>,
+        pages: &KvPages,
+        out: &mut Buffer,
+    ) {
+        let count = row_count(rows);
+        let scale = (layout.head_dim as f32).sqrt().recip();
+        let (qkv, out) = (qkv.first(count), out.first_mut(count));
+        kernels::paged_attention(&self.team, qkv, layout, scale, None, rows, pages, out);
+    }
+
+    fn abort_handle(world: &World) -> AbortHandle {
+        world.abort.clone()
+    }
+    fn join(&mut self, world: World) {
+        self.world = Some(world);
+    }
+    fn leave(&mut self) {
+        self.world = None;
+    }
+    fn set_deadline(&mut self, deadline: Duration) -> Result<(), CollectiveError> {
+        self.with_world(|world, _| {
+            world.tensor.set_deadline(deadline);
+            world.global.set_deadline(deadline);
+            Ok(())
+        })
+    }
+    fn all_reduce(&mut self, x: &mut Buffer, rows: usize) -> Result<(), CollectiveError> {
+        self.with_world(|world, _| world.tensor.all_reduce_sum(x.first_mut(rows)))
+    }
+    fn send(&mut self, to: usize, x: &Buffer, rows: usize) -> Result<(), CollectiveError> {
+        self.with_world(|world, _| world.global.send(to, x.first(rows)))
+    }
+    fn recv(&mut self, from: usize, x: &mut Buffer, rows: usize) -> Result<(), CollectiveError> {
+        self.with_world(|world, _| world.global.recv(from, x.first_mut(rows)))
+    }
+    fn send_tokens(&mut self, to: usize, tokens: &[u32]) -> Result<(), CollectiveError> {
+        self.with_world(|world, _| world.global.send_bytes(to, bytemuck::cast_slice(tokens)))
+    }
+    fn recv_tokens(&mut self, from: usize, tokens: &mut [u32]) -> Result<(), CollectiveError> {
+        let bytes = bytemuck::cast_slice_mut(tokens);
+        self.with_world(|world, _| world.global.recv_bytes(from, bytes))
+    }
+    fn sample(
+        &mut self,
+        rows: &[SampleRow<'_>],
+        logits: &mut Buffer,
+        vocab: Range<u32>,
+    ) -> Result<Samples, CollectiveError> {
+        let logits = logits.first_mut(rows.len());
+        self.with_world(|world, team| greedy::sample(rows, logits, vocab, &mut *world.tensor, team))
+    }
+    fn take_collective_time(&mut self) -> Duration {
+        std::mem::take(&mut self.collective_time)
+    }
+}
+
+fn row_count(rows: &[SequenceRows<'_>]) -> usize {
+    rows.last().map_or(0, |last| last.first_row + last.rows)
+}

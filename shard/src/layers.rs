@@ -1,0 +1,9 @@
+//! What models are made of. Layers know how a model is split over ranks; models do not.
+
+pub mod attention;
+pub mod embedding;
+pub mod linear;
+pub mod mlp;
+pub mod norm;
+pub mod rotary;
+pub mod workspace;

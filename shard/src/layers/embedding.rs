@@ -1,0 +1,43 @@
+//! Embedding and head, each rank with its own rows of the vocabulary.
+
+use std::{ops::Range, sync::Arc};
+
+use trireme_collectives::CollectiveError;
+
+use crate::device::Device;
+
+/// Looks up the tokens this rank holds; the sum over ranks has them all.
+pub struct Embedding<D: Device> {
+    table: Arc<D::Matrix>,
+    vocab: Range<u32>,
+}
+
+impl<D: Device> Embedding<D> {
+    pub fn new(table: Arc<D::Matrix>, vocab: Range<u32>) -> Self {
+        Self { table, vocab }
+    }
+    pub fn forward(
+        &self,
+        device: &mut D,
+        tokens: &[u32],
+        out: &mut D::Buffer,
+    ) -> Result<(), CollectiveError> {
+        device.embed(&self.table, tokens, &self.vocab, out);
+        device.all_reduce(out, tokens.len())
+    }
+}
+
+/// Logits of this rank's slice of the vocabulary. The sampler joins the slices without gathering them.
+pub struct Head<D: Device> {
+    /// Shared with the embedding where the model ties them and one stage holds both.
+    weight: Arc<D::Matrix>,
+}
+
+impl<D: Device> Head<D> {
+    pub fn new(weight: Arc<D::Matrix>) -> Self {
+        Self { weight }
+    }
+    pub fn forward(&self, device: &mut D, x: &D::Buffer, rows: usize, logits: &mut D::Buffer) {
+        device.linear(x, rows, &self.weight, logits);
+    }
+}

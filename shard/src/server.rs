@@ -1,0 +1,242 @@
+//! The life of the process: listen, load, serve, stop.
+
+use std::{
+    fs, io,
+    os::unix::fs::{FileTypeExt, PermissionsExt},
+    path::{Path, PathBuf},
+    sync::{Arc, atomic::Ordering, mpsc::Receiver},
+    thread,
+    time::Duration,
+};
+
+use anyhow::Context;
+use tokio::{net::UnixListener, sync::oneshot, time};
+use tokio_stream::wrappers::UnixListenerStream;
+use tonic::transport::Server;
+use tonic_health::{ServingStatus, server::HealthReporter};
+use tracing::{info, warn};
+use trireme_checkpoint::{Checkpoint, CheckpointError};
+use trireme_collectives::{CollectiveError, World, local, shared_memory};
+use trireme_proto::shard::v1::shard_server::ShardServer;
+
+use crate::{
+    config::{Config, LoadFormat},
+    device::{Device, cpu::Cpu},
+    engine::{Command, Configure, Engine, Handle},
+    models::llama::Llama,
+    process,
+    runner::{Loaded, Runner},
+    service::Service,
+    status::Status,
+    weights::{Place, Weights, total_bytes},
+};
+
+/// Prompts of 128k tokens with their block tables are far below this.
+const MAX_MESSAGE_BYTES: usize = 64 << 20;
+/// How often health is compared with the running step's deadline.
+const HEALTH_INTERVAL: Duration = Duration::from_millis(100);
+/// How long open calls, then the running step, may take to end after a stop signal.
+const STOP_GRACE: Duration = Duration::from_secs(2);
+
+/// Why the shard ended.
+#[derive(Debug, thiserror::Error)]
+pub enum ServeError {
+    #[error("load the model")]
+    Load(#[source] anyhow::Error),
+    #[error("serve")]
+    Serve(#[source] anyhow::Error),
+}
+
+/// Serves until a stop signal or a load failure.
+pub async fn serve(config: Config) -> Result<(), ServeError> {
+    let socket = Socket::bind(&config.socket)
+        .with_context(|| format!("listen on {}", config.socket.display()))
+        .map_err(ServeError::Serve)?;
+    let (engine, commands) = Handle::new(Arc::new(Status::default()));
+    let service = Service { engine: engine.clone(), identity: Arc::new(config.identity.clone()) };
+    let (loaded, load_result) = oneshot::channel();
+    let (stopped, engine_end) = oneshot::channel::<()>();
+    let status = engine.status.clone();
+    thread::Builder::new()
+        .name("engine".into())
+        .spawn(move || {
+            run_engine(&config, &status, &commands, loaded);
+            drop(stopped);
+        })
+        .map_err(|error| ServeError::Serve(error.into()))?;
+    let result = tokio::select! {
+        result = listen(socket.listener, service) => result.map_err(ServeError::Serve),
+        failure = load_failure(load_result) => Err(ServeError::Load(failure)),
+        signal = process::stop_signal() => signal.map_err(|error| ServeError::Serve(error.into())),
+    };
+    stop(&engine, engine_end).await;
+    drop(socket.file);
+    result
+}
+
+/// Lets the engine finish what it has, then ends its waits.
+async fn stop(engine: &Handle, mut engine_end: oneshot::Receiver<()>) {
+    info!("stopping");
+    if let Err(error) = engine.send(Command::Stop) {
+        // The engine has ended, or has a full queue and ends with the process.
+        info!(%error, "engine");
+    }
+    if time::timeout(STOP_GRACE, &mut engine_end).await.is_ok() {
+        return;
+    }
+    if let Some(abort) = engine.status.phase().abort {
+        abort.abort();
+    }
+    if time::timeout(STOP_GRACE, &mut engine_end).await.is_err() {
+        warn!("the engine did not end in time");
+    }
+}
+
+async fn listen(listener: UnixListener, service: Service) -> anyhow::Result<()> {
+    let (reporter, health) = tonic_health::server::health_reporter();
+    tokio::spawn(report_health(reporter, service.engine.status.clone()));
+    let shard = ShardServer::new(service)
+        .max_decoding_message_size(MAX_MESSAGE_BYTES)
+        .max_encoding_message_size(MAX_MESSAGE_BYTES);
+    Server::builder()
+        .add_service(health)
+        .add_service(shard)
+        .serve_with_incoming(UnixListenerStream::new(listener))
+        .await
+        .context("serve gRPC")
+}
+
+/// Keeps health in step with the engine, without asking its thread.
+async fn report_health(reporter: HealthReporter, status: Arc<Status>) {
+    let mut phase = status.subscribe();
+    loop {
+        let serving =
+            if status.healthy() { ServingStatus::Serving } else { ServingStatus::NotServing };
+        reporter.set_service_status("", serving).await;
+        reporter.set_service_status("trireme.shard.v1.Shard", serving).await;
+        // A stuck step changes no phase: look again after a while.
+        if let Ok(Err(_)) = time::timeout(HEALTH_INTERVAL, phase.changed()).await {
+            return;
+        }
+    }
+}
+
+/// Resolves only if loading fails.
+async fn load_failure(
+    load_result: oneshot::Receiver<Result<(), CheckpointError>>,
+) -> anyhow::Error {
+    match load_result.await {
+        Ok(Ok(())) => std::future::pending().await,
+        Ok(Err(error)) => error.into(),
+        Err(_) => anyhow::anyhow!("the engine thread ended while loading"),
+    }
+}
+
+/// The engine thread: load, then take commands.
+fn run_engine(
+    config: &Config,
+    status: &Arc<Status>,
+    commands: &Receiver<Command>,
+    loaded: oneshot::Sender<Result<(), CheckpointError>>,
+) {
+    match load(config, status) {
+        Ok(runner) => {
+            let engine = Engine::new(runner, Box::new(join), status.clone());
+            drop(loaded.send(Ok(())));
+            engine.run(commands);
+        }
+        Err(error) => {
+            status.fail(error.to_string());
+            drop(loaded.send(Err(error)));
+        }
+    }
+}
+
+/// Reads this rank's weights onto the CPU.
+pub fn load(config: &Config, status: &Status) -> Result<Runner<Cpu>, CheckpointError> {
+    let checkpoint = match config.load_format {
+        LoadFormat::Auto => Checkpoint::open(&config.model)?,
+        LoadFormat::Dummy => Checkpoint::dummy(&config.model, config.seed)?,
+    };
+    let model = checkpoint.model().clone();
+    config.identity.split.check(&model)?;
+    let place = Place::new(&model, config.identity.split, config.identity.rank);
+    let weight_size = Cpu::weight_size(&config.storage);
+    let total = total_bytes(&model, &place.slice, weight_size);
+    status.bytes_total.store(total, Ordering::Relaxed);
+    status.change(|phase| phase.model = Some(model.clone()));
+    let weights = Weights::<Cpu> {
+        checkpoint: &checkpoint,
+        place: &place,
+        store: &config.storage,
+        threads: config.threads,
+        bytes_loaded: &status.bytes_loaded,
+    };
+    let layers = Llama::load(&weights)?;
+    let weight_bytes = status.bytes_loaded.load(Ordering::Relaxed);
+    status.change(|phase| phase.weight_bytes = weight_bytes);
+    info!(weight_bytes, layers = ?place.slice.layers, rank = place.rank, "weights loaded");
+    let device = Cpu::new(config.threads, config.kv_storage);
+    let kv_memory = config.kv_cache_memory;
+    Ok(Runner::new(Loaded { device, place, model, layers, weight_bytes, kv_memory }))
+}
+
+/// The groups of an epoch: one rank needs nobody, several share memory.
+fn join(
+    configure: &Configure,
+    place: &Place,
+    deadline: Duration,
+) -> Result<World, CollectiveError> {
+    let (tp, pp) = (place.split.tp, place.split.pp);
+    if place.ranks() == 1 {
+        let world = local::worlds(1, 1).pop();
+        return world.ok_or(CollectiveError::Mismatch {
+            operation: "join",
+            detail: "a world of one rank has no rank".into(),
+        });
+    }
+    shared_memory::join(&configure.shared_memory, tp, pp, place.rank, deadline)
+}
+
+/// The listening socket and its file.
+struct Socket {
+    listener: UnixListener,
+    file: SocketFile,
+}
+
+impl Socket {
+    fn bind(path: &Path) -> io::Result<Self> {
+        remove_stale(path)?;
+        let listener = UnixListener::bind(path)?;
+        let file = SocketFile(path.to_owned());
+        fs::set_permissions(path, fs::Permissions::from_mode(0o600))?;
+        Ok(Self { listener, file })
+    }
+}
+
+/// A socket that a killed predecessor left behind; anything else at that path stays.
+fn remove_stale(path: &Path) -> io::Result<()> {
+    match fs::symlink_metadata(path) {
+        Ok(metadata) if metadata.file_type().is_socket() => fs::remove_file(path),
+        Ok(_) => {
+            Err(io::Error::new(io::ErrorKind::AlreadyExists, "the path exists and is no socket"))
+        }
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        Err(error) => Err(error),
+    }
+}
+
+/// Removes the socket at the end, and its folder if nothing else is in it.
+struct SocketFile(PathBuf);
+
+impl Drop for SocketFile {
+    fn drop(&mut self) {
+        if let Err(error) = fs::remove_file(&self.0) {
+            warn!(path = %self.0.display(), %error, "remove socket");
+        }
+        if let Some(folder) = self.0.parent() {
+            // Not empty while other shards of the instance still have their sockets in it.
+            drop(fs::remove_dir(folder));
+        }
+    }
+}
