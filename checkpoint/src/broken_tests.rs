@@ -167,6 +167,97 @@ fn hostile_safetensors_headers_are_refused() {
     assert!(open_header("{}", 0).contains("model.embed_tokens.weight"), "nothing is there");
 }
 
+/// A safetensors file with one more tensor of zeros, f32 and of `shape`.
+fn with_tensor(file: &[u8], name: &str, shape: &[usize]) -> Vec<u8> {
+    let length = u64::from_le_bytes(file[..8].try_into().unwrap()) as usize;
+    let (header, data) = file[8..].split_at(length);
+    let mut header: serde_json::Map<String, serde_json::Value> =
+        serde_json::from_slice(header).unwrap();
+    let bytes = 4 * shape.iter().product::<usize>();
+    let offsets = [data.len(), data.len() + bytes];
+    let entry = serde_json::json!({"dtype": "F32", "shape": shape, "data_offsets": offsets});
+    header.insert(name.to_owned(), entry);
+    let header = serde_json::to_vec(&header).unwrap();
+    let length = (header.len() as u64).to_le_bytes();
+    [&length, header.as_slice(), data, &vec![0; bytes]].concat()
+}
+
+#[test]
+fn what_no_model_reads_is_dropped() {
+    let inv_freq = "model.layers.0.self_attn.rotary_emb.inv_freq";
+    for (model, tensor, shape, loads) in [
+        ("models/smollm-like", inv_freq, [8, 1], true),
+        ("models/llama3-like", inv_freq, [4, 1], true),
+        // A tied head is the embedding, whatever else the file holds under its name.
+        ("models/smollm-like", "lm_head.weight", [512, 144], true),
+        ("models/smollm-like", "lm_head.bias", [512, 1], false),
+    ] {
+        let folder = tempfile::tempdir().unwrap();
+        for file in ["config.json", "tokenizer.json"] {
+            fs::copy(fixture(model).join(file), folder.path().join(file)).unwrap();
+        }
+        let file = fs::read(fixture(model).join("model.safetensors")).unwrap();
+        let file = with_tensor(&file, tensor, &shape);
+        fs::write(folder.path().join("model.safetensors"), file).unwrap();
+        match load(folder.path()) {
+            Ok(()) => assert!(loads, "{tensor} of {model}"),
+            Err(error) => assert!(!loads && error.to_string().contains(tensor), "{error}"),
+        }
+    }
+}
+
+/// A counter-based stream of numbers below `end`.
+fn numbers(seed: u64, end: usize) -> impl Iterator<Item = usize> {
+    (0u64..).map(move |i| {
+        let z = (seed << 32 | i).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        let z = (z ^ (z >> 29)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        ((z ^ (z >> 32)) % end as u64) as usize
+    })
+}
+
+/// Whatever the bytes say, the answer is a checkpoint or an error: no panic, no endless loop.
+#[test]
+fn damaged_bytes_never_panic() {
+    for (source, name) in [
+        ("broken/ok-micro/model.safetensors", "model.safetensors"),
+        ("formats/gguf-f16/llama3-like.F16.gguf", "model.gguf"),
+        ("broken/ok-micro/config.json", "config.json"),
+    ] {
+        let folder = tempfile::tempdir().unwrap();
+        for file in ["config.json", "model.safetensors", "tokenizer.json"] {
+            fs::copy(fixture("broken/ok-micro").join(file), folder.path().join(file)).unwrap();
+        }
+        let path = folder.path().join(name);
+        let bytes = fs::read(fixture(source)).unwrap();
+        let opened = if name == "config.json" { folder.path() } else { path.as_path() };
+        let mut refused = 0;
+        for seed in 0..300 {
+            let mut damaged = bytes.clone();
+            // Headers are what a reader believes; weights are any bytes.
+            let places = numbers(seed, bytes.len().min(1200)).zip(numbers(!seed, 256));
+            for (place, value) in places.take(1 + seed as usize % 3) {
+                damaged[place] = value as u8;
+            }
+            fs::write(&path, damaged).unwrap();
+            refused += usize::from(load(opened).is_err());
+        }
+        assert!(refused > 100, "{name}: {refused} of 300 were refused");
+    }
+}
+
+#[test]
+fn a_safetensors_file_cut_anywhere_is_refused() {
+    let bytes = fs::read(fixture("broken/ok-micro/model.safetensors")).unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    fs::copy(fixture("broken/ok-micro/config.json"), folder.path().join("config.json")).unwrap();
+    let path = folder.path().join("model.safetensors");
+    for length in (0..bytes.len()).step_by(97).chain(0..20) {
+        fs::write(&path, &bytes[..length]).unwrap();
+        let message = load(folder.path()).unwrap_err().to_string();
+        assert!(message.contains("model.safetensors"), "{length}: {message}");
+    }
+}
+
 #[test]
 fn other_files_are_told_apart() {
     let folder = tempfile::tempdir().unwrap();

@@ -52,10 +52,11 @@ pub(crate) struct FieldNames {
     pub eos_token_ids: &'static str,
 }
 
-/// No known model comes near it; below it, products of two sizes and a dtype fit in 64 bits, and
-/// a hostile config cannot make us build an endless tensor list.
+/// No known model comes near these; within them a model's bytes fit in 64 bits (2^10 layers of
+/// nine matrices of 2^48 numbers of four bytes), and a hostile config cannot make us build an
+/// endless tensor list.
 const LARGEST_SIZE: usize = 1 << 24;
-const MOST_LAYERS: usize = 1 << 12;
+const MOST_LAYERS: usize = 1 << 10;
 const LARGEST_POSITION: usize = 1 << 31;
 
 impl ModelConfig {
@@ -86,6 +87,10 @@ impl ModelConfig {
         if !self.heads.is_multiple_of(self.kv_heads) {
             let expected = format!("a divisor of {} ({})", names.heads, self.heads);
             return refuse(names.kv_heads, expected, self.kv_heads.to_string());
+        }
+        if self.query_width() > LARGEST_SIZE {
+            let expected = format!("at most {LARGEST_SIZE} with {} together", names.heads);
+            return refuse(names.head_dim, expected, self.head_dim.to_string());
         }
         if !self.head_dim.is_multiple_of(2) {
             return refuse(names.head_dim, "an even number".to_owned(), self.head_dim.to_string());

@@ -78,6 +78,7 @@ fn bad_fields_are_named_with_their_value() {
         (r#"{"hidden_size": -64}"#, &["hidden_size", "-64"]),
         (r#"{"head_dim": null, "num_attention_heads": 7}"#, &["num_attention_heads", "7"]),
         (r#"{"head_dim": 7}"#, &["head_dim", "7", "even"]),
+        (r#"{"num_attention_heads": 10000000, "head_dim": 1000}"#, &["head_dim", "1000"]),
         (r#"{"num_attention_heads": 0}"#, &["num_attention_heads", "0"]),
         (r#"{"num_key_value_heads": 3}"#, &["num_key_value_heads", "3"]),
         (r#"{"num_hidden_layers": 1000000000000}"#, &["num_hidden_layers", "1000000000000"]),

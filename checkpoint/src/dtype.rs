@@ -157,7 +157,7 @@ impl fmt::Display for DType {
 
 /// `half` converts slices with the CPU's own instruction, single values in software.
 fn halves(bytes: &[u8], values: &mut [f32]) {
-    const CHUNK: usize = 64;
+    const CHUNK: usize = 1024;
     let mut staged = [f16::ZERO; CHUNK];
     for (values, bytes) in values.chunks_mut(CHUNK).zip(bytes.chunks(2 * CHUNK)) {
         let staged = &mut staged[..values.len()];

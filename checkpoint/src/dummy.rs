@@ -13,10 +13,13 @@ pub(crate) fn fill_row(seed: u64, name: &str, row: usize, cols: Range<usize>, va
     const STEP: f32 = DEVIATION * 1.732_050_8 / 8_388_608.0;
     let key = mix(mix(seed ^ name_hash(name)).wrapping_add(row as u64));
     let (low, high) = (key as u32, (key >> 32) as u32);
-    for (value, col) in values.iter_mut().zip(cols) {
-        // Columns are below 2^24, so 32 bits count them; 24 random bits fill an f32's mantissa.
-        let bits = mix32((col as u32).wrapping_mul(0x9E37_79B9) ^ low).wrapping_add(high);
-        *value = ((mix32(bits) >> 8) as i32 - 8_388_608) as f32 * STEP;
+    // Columns are below 2^24, so 32 bits count them; 24 random bits fill an f32's mantissa. All
+    // arithmetic wraps, so that it runs on whole vectors.
+    let first = cols.start as u32;
+    for (value, i) in values.iter_mut().zip(0u32..) {
+        let counter = first.wrapping_add(i).wrapping_mul(0x9E37_79B9);
+        let bits = mix32((counter ^ low).wrapping_add(high)) >> 8;
+        *value = (bits as i32).wrapping_sub(8_388_608) as f32 * STEP;
     }
 }
 

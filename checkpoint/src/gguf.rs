@@ -308,4 +308,4 @@ impl<'a> Cursor<'a> {
 
 #[cfg(test)]
 #[path = "gguf_tests.rs"]
-mod tests;
+pub(crate) mod tests;

@@ -201,3 +201,7 @@ fn eos_token_ids(metadata: &Metadata) -> Result<Vec<u32>, CheckpointError> {
     ids.dedup();
     Ok(ids)
 }
+
+#[cfg(test)]
+#[path = "gguf_model_tests.rs"]
+mod tests;

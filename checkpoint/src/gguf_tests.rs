@@ -4,6 +4,7 @@ use crate::{
     Checkpoint, CheckpointError, DType, Format, RopeScaling,
     checkpoint::tests::whole,
     fixtures::{fixture, own_fixture},
+    gguf_metadata::Value,
     manifest,
 };
 
@@ -104,10 +105,10 @@ fn a_gguf_file_is_the_same_model_as_its_source() {
 }
 
 /// A GGUF file in the making.
-struct Writer(Vec<u8>);
+pub(crate) struct Writer(Vec<u8>);
 
 impl Writer {
-    fn new(tensors: u64, keys: u64) -> Self {
+    pub(crate) fn new(tensors: u64, keys: u64) -> Self {
         let mut writer = Self(b"GGUF".to_vec());
         writer.0.extend(3u32.to_le_bytes());
         writer.0.extend(tensors.to_le_bytes());
@@ -131,6 +132,20 @@ impl Writer {
         self
     }
 
+    /// A key with a value of the type that models use.
+    pub(crate) fn key(self, key: &str, value: &Value) -> Self {
+        match value {
+            Value::Text(text) => self.text_key(key, text),
+            Value::Integer(value) => self.string(key).u32(4).u32(*value as u32),
+            Value::Float(value) => self.string(key).u32(6).u32((*value as f32).to_bits()),
+            Value::Integers(list) => {
+                let list_key = self.string(key).u32(9).u32(4).u64(list.len() as u64);
+                list.iter().fold(list_key, |writer, &value| writer.u32(value as u32))
+            }
+            other => panic!("no model key has {other:?}"),
+        }
+    }
+
     fn text_key(self, key: &str, value: &str) -> Self {
         self.string(key).u32(8).string(value)
     }
@@ -139,7 +154,7 @@ impl Writer {
         self.string(name).u32(2).u64(shape[0]).u64(shape[1]).u32(kind).u64(offset)
     }
 
-    fn open(self, padding: usize) -> Result<Checkpoint, CheckpointError> {
+    pub(crate) fn open(self, padding: usize) -> Result<Checkpoint, CheckpointError> {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("model.gguf");
         fs::write(&path, [self.0, vec![0; padding]].concat()).unwrap();

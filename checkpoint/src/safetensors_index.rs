@@ -2,6 +2,7 @@
 
 use std::{
     collections::{BTreeMap, HashSet},
+    fs,
     path::{Component, Path, PathBuf},
 };
 
@@ -42,6 +43,7 @@ pub(crate) fn open(
                 check_promises(&file, &tensors, &promised)?;
                 read.push((file, tensors, promised));
             }
+            warn_of_leftovers(folder, read.iter().map(|(file, _, _)| file.path()));
             // Only now: a tensor that the index puts in another file was named as missing there.
             for (file, tensors, promised) in read {
                 check_strays(&file, &tensors, &promised)?;
@@ -50,6 +52,18 @@ pub(crate) fn open(
         }
     }
     Ok(index)
+}
+
+/// Weight files that the index does not name belong to something else: an older download, mostly.
+fn warn_of_leftovers<'a>(folder: &Path, named: impl Iterator<Item = &'a Path>) {
+    let named: HashSet<&Path> = named.collect();
+    // A folder that cannot be listed has been refused before.
+    for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
+        let path = entry.path();
+        if path.extension().is_some_and(|it| it == "safetensors") && !named.contains(&*path) {
+            tracing::warn!(path = %path.display(), "ignoring a weight file that the index does not name");
+        }
+    }
 }
 
 fn as_stored(tensor: StoredTensor) -> (String, RowOrder, StoredTensor) {
