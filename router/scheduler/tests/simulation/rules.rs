@@ -112,10 +112,11 @@ impl Rules {
             let names = |plan: &Plan| {
                 plan.decode.contains(id) || plan.chunks.iter().any(|chunk| chunk.id == *id)
             };
-            let others = self.pending.iter().filter(|pending| {
-                // An id that was dropped and admitted again is another sequence.
-                names(&pending.plan) && !plan.admit.iter().any(|admit| admit.id == *id)
-            });
+            let admits = |plan: &Plan| plan.admit.iter().any(|admit| admit.id == *id);
+            // Before its admission the id was another sequence's.
+            let since = self.pending.iter().rposition(|pending| admits(&pending.plan));
+            let first = if admits(plan) { self.pending.len() } else { since.unwrap_or(0) };
+            let others = self.pending.range(first..).filter(|pending| names(&pending.plan));
             assert!(others.count() < self.limits.max_steps_in_flight.min(2));
         }
         for chunk in plan.chunks.iter().filter(|chunk| chunk.sample) {

@@ -14,7 +14,7 @@ use crate::workload::{Answer, Workload, answer};
 /// Turns with arrivals; then the rest is drained.
 const TURNS: usize = 2_500;
 /// Far more turns than a drain needs, so that a livelock ends.
-const DRAIN_TURNS: usize = 100_000;
+const DRAIN_TURNS: usize = 20_000;
 
 /// What happened, to see that it happened at all.
 #[derive(Debug, Default, PartialEq, Eq)]
