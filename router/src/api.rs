@@ -28,6 +28,17 @@ pub trait Generator: Send + Sync + 'static {
     /// What is served. Figures that the shards tell are 0 until the first time they are ready.
     fn model(&self) -> ServedModel;
     fn readiness(&self) -> Readiness;
+    /// The tokenizer's special tokens and chat template, in the keys of `tokenizer_config.json`;
+    /// at least `eos_token`. `None` when it is not known.
+    fn tokenizer_info(&self) -> Option<serde_json::Value> {
+        None
+    }
+    /// Forgets cached prefixes, so that the next request runs cold.
+    fn reset_prefix_cache(&self) -> BoxFuture<'_, Result<(), RouterError>> {
+        let message = "resetting the prefix cache is not supported".to_owned();
+        let error = RouterError::Unsupported { field: "reset_prefix_cache", message };
+        Box::pin(std::future::ready(Err(error)))
+    }
 }
 
 /// Whether a request would be run now.

@@ -5,4 +5,7 @@
 pub mod api;
 pub mod error;
 pub mod front;
+pub mod http;
 pub mod metrics;
+pub mod sse;
+pub mod stack;

@@ -213,6 +213,7 @@ mod tests {
                 blocks_used: 40,
                 blocks_cached: 7,
                 steps_in_flight: 2,
+                ..Usage::default()
             });
             ready(true);
             refused();
@@ -245,7 +246,7 @@ mod tests {
             assert!(text.contains(&kind), "{kind} in\n{text}");
         }
         for line in [
-            "trireme_queue_waiting 3",
+            "trireme_queue_sequences 3",
             "trireme_kv_blocks_used 40",
             "trireme_kv_blocks_cached 7",
             "trireme_prompt_tokens_total 100",

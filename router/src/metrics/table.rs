@@ -31,10 +31,10 @@ pub const HTTP_REQUESTS: &str = "trireme_http_requests_total";
 pub const HTTP_IN_FLIGHT: &str = "trireme_http_requests_in_flight";
 pub const HTTP_DURATION: &str = "trireme_http_request_duration_seconds";
 pub const READY: &str = "trireme_ready";
-pub const QUEUE_WAITING: &str = "trireme_queue_waiting";
+pub const QUEUE_WAITING: &str = "trireme_queue_sequences";
 pub const QUEUE_REFUSED: &str = "trireme_queue_refused_total";
 pub const QUEUE_WAIT: &str = "trireme_queue_wait_seconds";
-pub const BATCH_RUNNING: &str = "trireme_batch_running";
+pub const BATCH_RUNNING: &str = "trireme_running_sequences";
 pub const STEPS_IN_FLIGHT: &str = "trireme_steps_in_flight";
 pub const STEP_DURATION: &str = "trireme_step_duration_seconds";
 pub const STEP_TOKENS: &str = "trireme_step_tokens";
@@ -121,6 +121,7 @@ pub const METRICS: &[Metric] = &[
 ];
 
 /// The page `docs/metrics.md`.
+#[cfg(test)]
 pub fn page() -> String {
     let mut page = String::from(
         "# Metrics\n\n`GET /metrics` answers in the Prometheus text format. Durations are in \

@@ -1,0 +1,208 @@
+//! `POST /v1/chat/completions`.
+
+use axum::{
+    Json,
+    extract::{Extension, State},
+    response::{IntoResponse, Response},
+};
+use serde::Serialize;
+use serde_json::Value;
+
+use super::{
+    App,
+    ending::Ending,
+    fields::Fields,
+    logprobs::ChatLogprobs,
+    prompts::conversation,
+    refusal::Refusal,
+    sampling::{self, UsageEvents},
+    turns::{Answer, admit, collect},
+    usage::{Counts, UsageBody},
+};
+use crate::{
+    api::{GenerateRequest, Parameters, Prompt},
+    sse,
+    stack::RequestId,
+};
+
+mod stream;
+
+/// Known fields of chat that change the answer and are not built.
+const UNSUPPORTED: &[&str] = &[
+    "audio",
+    "chat_template",
+    "chat_template_kwargs",
+    "continue_final_message",
+    "documents",
+    "echo",
+    "function_call",
+    "functions",
+    "media_io_kwargs",
+    "mm_processor_kwargs",
+    "prediction",
+    "tools",
+    "web_search_options",
+];
+
+struct Job {
+    messages: Vec<Value>,
+    parameters: Parameters,
+    n: u32,
+    stream: bool,
+    usage: UsageEvents,
+    return_token_ids: bool,
+}
+
+/// What is the same in every part of an answer.
+struct Head {
+    id: String,
+    created: u64,
+    model: String,
+    logprobs: bool,
+    return_token_ids: bool,
+    usage: UsageEvents,
+    n: u32,
+}
+
+/// The wire shape of an answer, with `Choice`, and of its parts, with [`stream`]'s.
+#[derive(Serialize)]
+struct Completion<'a, C> {
+    id: &'a str,
+    object: &'static str,
+    created: u64,
+    model: &'a str,
+    choices: Vec<C>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    usage: Option<UsageBody>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    prompt_token_ids: Option<&'a [u32]>,
+}
+
+#[derive(Serialize)]
+struct Choice {
+    index: usize,
+    message: Message,
+    logprobs: Option<ChatLogprobs>,
+    #[serde(flatten)]
+    ending: Ending,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    token_ids: Option<Vec<u32>>,
+}
+
+#[derive(Serialize)]
+struct Message {
+    role: &'static str,
+    content: String,
+    refusal: Option<String>,
+}
+
+impl Head {
+    fn completion<C>(&self, object: &'static str, choices: Vec<C>) -> Completion<'_, C> {
+        Completion {
+            id: &self.id,
+            object,
+            created: self.created,
+            model: &self.model,
+            choices,
+            usage: None,
+            prompt_token_ids: None,
+        }
+    }
+}
+
+pub async fn create(
+    State(app): State<App>,
+    Extension(request_id): Extension<RequestId>,
+    mut fields: Fields,
+) -> Result<Response, Refusal> {
+    app.check_model(&fields)?;
+    let job = read(&mut fields)?;
+    app.check_choices("n", job.n as usize)?;
+    let head = Head {
+        id: format!("chatcmpl-{}", request_id.as_str()),
+        created: app.now_s(),
+        model: app.generator.model().name,
+        logprobs: job.parameters.logprobs,
+        return_token_ids: job.return_token_ids,
+        usage: job.usage,
+        n: job.n,
+    };
+    let stream = job.stream;
+    let admitted = admit(&app.generator, requests(job, &request_id)).await?;
+    if stream {
+        let writer = stream::Writer::new(head, &admitted.prompts);
+        return Ok(sse::response(admitted, writer));
+    }
+    let prompts = admitted.prompts.clone();
+    let answers = collect(admitted).await?;
+    let usage = prompts.iter().zip(&answers).map(|(prompt, answer)| Counts::of(prompt, answer));
+    let usage = UsageBody::total(usage, head.n);
+    let choices = answers.into_iter().enumerate();
+    let choices = choices.map(|(index, answer)| choice(&head, index, answer)).collect();
+    let prompt = prompts.first().map(|prompt| &**prompt);
+    let completion = Completion {
+        usage: Some(usage),
+        prompt_token_ids: prompt.filter(|_| head.return_token_ids),
+        ..head.completion("chat.completion", choices)
+    };
+    Ok(Json(completion).into_response())
+}
+
+fn read(fields: &mut Fields) -> Result<Job, Refusal> {
+    fields.refuse_unsupported(UNSUPPORTED)?;
+    if fields.optional_flag("add_generation_prompt")? == Some(false) {
+        let message = "add_generation_prompt false is not supported";
+        return Err(Refusal::unsupported("add_generation_prompt", message));
+    }
+    if let Some(modalities) = fields.get("modalities")
+        && *modalities != serde_json::json!(["text"])
+    {
+        return Err(Refusal::unsupported(
+            "modalities",
+            "modalities other than text are not supported",
+        ));
+    }
+    let messages = fields.take("messages").ok_or_else(|| Refusal::missing("messages"))?;
+    let mut parameters = sampling::openai(fields)?;
+    parameters.max_new_tokens = sampling::max_tokens(fields, 1)?;
+    parameters.logprobs = fields.flag("logprobs")?;
+    parameters.top_logprobs = fields.count("top_logprobs", 0)?.unwrap_or(0);
+    if parameters.top_logprobs > 0 && !parameters.logprobs {
+        let message =
+            format!("top_logprobs is {}, which needs logprobs to be true", parameters.top_logprobs);
+        return Err(Refusal::invalid("top_logprobs", message));
+    }
+    Ok(Job {
+        messages: conversation(messages)?,
+        parameters,
+        n: sampling::choices(fields)?,
+        stream: fields.flag("stream")?,
+        usage: sampling::usage_events(fields)?,
+        return_token_ids: fields.flag("return_token_ids")?,
+    })
+}
+
+fn requests(job: Job, request_id: &RequestId) -> Vec<GenerateRequest> {
+    let Job { messages, parameters, n, .. } = job;
+    (0..n)
+        .map(|choice| GenerateRequest {
+            request_id: request_id.of_choice(choice as usize),
+            prompt: Prompt::Messages(messages.clone()),
+            parameters: Parameters {
+                seed: sampling::derived_seed(parameters.seed, choice),
+                ..parameters.clone()
+            },
+        })
+        .collect()
+}
+
+fn choice(head: &Head, index: usize, answer: Answer) -> Choice {
+    let Answer { tokens, finished } = answer;
+    Choice {
+        index,
+        logprobs: head.logprobs.then(|| ChatLogprobs::new(&tokens)),
+        ending: Ending::of(&finished),
+        token_ids: head.return_token_ids.then(|| tokens.iter().map(|token| token.id).collect()),
+        message: Message { role: "assistant", content: finished.text, refusal: None },
+    }
+}

@@ -1,0 +1,125 @@
+//! A chat answer as a stream: the role with the first token, then one event for each token.
+
+use std::sync::Arc;
+
+use serde::Serialize;
+
+use super::{Completion, Head};
+use crate::{
+    error::RouterError,
+    http::{
+        ending::Ending,
+        logprobs::ChatLogprobs,
+        refusal::Dialect,
+        turns::Turn,
+        usage::{Counts, UsageBody},
+    },
+    sse::{self, Frames},
+};
+
+const OBJECT: &str = "chat.completion.chunk";
+
+pub struct Writer {
+    head: Head,
+    prompt: Arc<[u32]>,
+    /// Whether the prompt's ids still have to be told.
+    prompt_due: bool,
+    choices: Vec<Progress>,
+}
+
+struct Progress {
+    counts: Counts,
+    begun: bool,
+}
+
+#[derive(Serialize)]
+struct Chunk {
+    index: usize,
+    delta: Delta,
+    logprobs: Option<ChatLogprobs>,
+    #[serde(flatten)]
+    ending: Ending,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    token_ids: Option<Vec<u32>>,
+}
+
+#[derive(Serialize)]
+struct Delta {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    role: Option<&'static str>,
+    content: String,
+}
+
+impl Writer {
+    pub fn new(head: Head, prompts: &[Arc<[u32]>]) -> Self {
+        let choices = prompts.iter().map(|prompt| Progress {
+            counts: Counts { prompt_tokens: prompt.len(), ..Counts::default() },
+            begun: false,
+        });
+        Self {
+            choices: choices.collect(),
+            prompt: prompts.first().cloned().unwrap_or_default(),
+            prompt_due: head.return_token_ids,
+            head,
+        }
+    }
+
+    /// Writes one event of one choice.
+    fn write(&mut self, chunk: Chunk, frames: &mut Frames) {
+        let counts = self.choices[chunk.index].counts;
+        let prompt_due = std::mem::take(&mut self.prompt_due);
+        frames.event(&Completion {
+            usage: self.head.usage.each.then(|| UsageBody::total([counts], 1)),
+            prompt_token_ids: prompt_due.then_some(&*self.prompt),
+            ..self.head.completion(OBJECT, vec![chunk])
+        });
+    }
+}
+
+impl sse::Writer for Writer {
+    const DIALECT: Dialect = Dialect::OpenAi;
+
+    fn turn(&mut self, turn: Turn, frames: &mut Frames) -> Result<(), RouterError> {
+        let Turn { choice: index, token, end } = turn;
+        let finished = end.transpose()?;
+        if !std::mem::replace(&mut self.choices[index].begun, true) {
+            let opening = Chunk {
+                index,
+                delta: Delta { role: Some("assistant"), content: String::new() },
+                logprobs: None,
+                ending: Ending::default(),
+                token_ids: None,
+            };
+            self.write(opening, frames);
+        }
+        let counts = &mut self.choices[index].counts;
+        counts.completion_tokens += usize::from(token.is_some());
+        if let Some(finished) = &finished {
+            counts.cached_tokens = finished.usage.cached_tokens;
+        }
+        let new = token.as_ref().map_or("", |token| &token.text);
+        let rest = finished.as_ref().map_or("", |finished| &finished.rest);
+        let tokens = token.as_slice();
+        let told = self.head.return_token_ids;
+        let chunk = Chunk {
+            index,
+            delta: Delta { role: None, content: format!("{new}{rest}") },
+            logprobs: (self.head.logprobs && !tokens.is_empty()).then(|| ChatLogprobs::new(tokens)),
+            ending: finished.as_ref().map(Ending::of).unwrap_or_default(),
+            token_ids: told.then(|| tokens.iter().map(|token| token.id).collect()),
+        };
+        self.write(chunk, frames);
+        Ok(())
+    }
+
+    fn end(&mut self, frames: &mut Frames) {
+        if self.head.usage.last {
+            let counts = self.choices.iter().map(|choice| choice.counts);
+            frames.event(&Completion::<Chunk> {
+                usage: Some(UsageBody::total(counts, self.head.n)),
+                ..self.head.completion(OBJECT, Vec::new())
+            });
+        }
+        frames.done();
+    }
+}

@@ -1,0 +1,256 @@
+//! `POST /v1/completions`.
+
+use axum::{
+    Json,
+    extract::{Extension, State},
+    response::{IntoResponse, Response},
+};
+use futures::future::try_join_all;
+use serde::Serialize;
+use serde_json::Value;
+
+use super::{
+    App,
+    ending::Ending,
+    fields::Fields,
+    logprobs::CompletionLogprobs,
+    prompts::completion_prompts,
+    refusal::Refusal,
+    sampling::{self, UsageEvents},
+    turns::{Answer, admit, collect},
+    usage::{Counts, UsageBody},
+};
+use crate::{
+    api::{GenerateRequest, Parameters, Prompt},
+    sse,
+    stack::RequestId,
+};
+
+mod stream;
+
+/// The answer's length when the request does not say, as in the OpenAI and vLLM servers.
+const MAX_TOKENS_DEFAULT: u32 = 16;
+
+/// A request, read.
+struct Job {
+    prompts: Vec<Prompt>,
+    parameters: Parameters,
+    n: u32,
+    echo: bool,
+    stream: bool,
+    usage: UsageEvents,
+    return_token_ids: bool,
+}
+
+/// What is the same in every part of an answer.
+struct Head {
+    id: String,
+    created: u64,
+    model: String,
+    n: u32,
+    logprobs: bool,
+    return_token_ids: bool,
+    usage: UsageEvents,
+    /// The prompt's text for each choice, when it is to be repeated; else empty.
+    echoes: Vec<String>,
+}
+
+/// The wire shape of an answer and of each of its parts.
+#[derive(Serialize)]
+struct Completion<'a> {
+    id: &'a str,
+    object: &'static str,
+    created: u64,
+    model: &'a str,
+    choices: Vec<Choice<'a>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    usage: Option<UsageBody>,
+}
+
+#[derive(Serialize)]
+struct Choice<'a> {
+    index: usize,
+    text: String,
+    logprobs: Option<CompletionLogprobs>,
+    #[serde(flatten)]
+    ending: Ending,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    prompt_token_ids: Option<&'a [u32]>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    token_ids: Option<Vec<u32>>,
+}
+
+impl Head {
+    fn completion<'a>(
+        &'a self,
+        choices: Vec<Choice<'a>>,
+        usage: Option<UsageBody>,
+    ) -> Completion<'a> {
+        Completion {
+            id: &self.id,
+            object: "text_completion",
+            created: self.created,
+            model: &self.model,
+            choices,
+            usage,
+        }
+    }
+}
+
+pub async fn create(
+    State(app): State<App>,
+    Extension(request_id): Extension<RequestId>,
+    mut fields: Fields,
+) -> Result<Response, Refusal> {
+    app.check_model(&fields)?;
+    let job = read(&mut fields)?;
+    app.check_choices("prompt", job.prompts.len() * job.n as usize)?;
+    let head = head(&app, &request_id, &job).await?;
+    if job.parameters.max_new_tokens == Some(0) {
+        return echo_alone(&app, head, &job).await;
+    }
+    let stream = job.stream;
+    let admitted = admit(&app.generator, requests(job, &request_id)).await?;
+    if stream {
+        let writer = stream::Writer::new(head, &admitted.prompts);
+        return Ok(sse::response(admitted, writer));
+    }
+    let prompts = admitted.prompts.clone();
+    let answers = collect(admitted).await?;
+    let usage = prompts.iter().zip(&answers).map(|(prompt, answer)| Counts::of(prompt, answer));
+    let usage = UsageBody::total(usage, head.n);
+    let choices = answers.into_iter().enumerate();
+    let choices = choices.map(|(index, answer)| choice(&head, index, &prompts[index], answer));
+    Ok(Json(head.completion(choices.collect(), Some(usage))).into_response())
+}
+
+fn read(fields: &mut Fields) -> Result<Job, Refusal> {
+    fields.refuse_unsupported(&["suffix"])?;
+    let prompt = fields.take("prompt").ok_or_else(|| Refusal::missing("prompt"))?;
+    let mut parameters = sampling::openai(fields)?;
+    let echo = fields.flag("echo")?;
+    let max_tokens = sampling::max_tokens(fields, if echo { 0 } else { 1 })?;
+    // null asks for all the room there is, as in vLLM.
+    parameters.max_new_tokens = match max_tokens {
+        None if fields.is_written("max_tokens") => None,
+        None => Some(MAX_TOKENS_DEFAULT),
+        given => given,
+    };
+    if let Some(top) = logprobs(fields)? {
+        parameters.logprobs = true;
+        parameters.top_logprobs = top;
+    }
+    if echo && parameters.logprobs {
+        let message = "echo together with logprobs (scoring a prompt) is not supported";
+        return Err(Refusal::unsupported("echo", message));
+    }
+    Ok(Job {
+        prompts: completion_prompts(prompt)?,
+        parameters,
+        n: sampling::choices(fields)?,
+        echo,
+        stream: fields.flag("stream")?,
+        usage: sampling::usage_events(fields)?,
+        return_token_ids: fields.flag("return_token_ids")?,
+    })
+}
+
+/// The number of candidates beside each chosen token; `false` is an older way to say none.
+fn logprobs(fields: &Fields) -> Result<Option<u32>, Refusal> {
+    match fields.get("logprobs") {
+        Some(Value::Bool(false)) => Ok(None),
+        _ => fields.count("logprobs", 0),
+    }
+}
+
+async fn head(app: &App, request_id: &RequestId, job: &Job) -> Result<Head, Refusal> {
+    let mut echoes = Vec::new();
+    if job.echo {
+        let texts = try_join_all(job.prompts.iter().map(|prompt| text(app, prompt))).await?;
+        for text in texts {
+            echoes.extend(std::iter::repeat_n(text, job.n as usize));
+        }
+    }
+    Ok(Head {
+        id: format!("cmpl-{}", request_id.as_str()),
+        created: app.now_s(),
+        model: app.generator.model().name,
+        n: job.n,
+        logprobs: job.parameters.logprobs,
+        return_token_ids: job.return_token_ids,
+        usage: job.usage,
+        echoes,
+    })
+}
+
+async fn text(app: &App, prompt: &Prompt) -> Result<String, Refusal> {
+    Ok(match prompt {
+        Prompt::Text(text) => text.clone(),
+        Prompt::Ids(ids) => app.generator.decode(ids.clone()).await?,
+        Prompt::Messages(messages) => app.generator.render(messages.clone()).await?,
+    })
+}
+
+/// One for each choice: `n` in a row for each prompt.
+fn requests(job: Job, request_id: &RequestId) -> Vec<GenerateRequest> {
+    let Job { prompts, parameters, n, .. } = job;
+    let mut requests = Vec::with_capacity(prompts.len() * n as usize);
+    for prompt in prompts {
+        for choice in 0..n {
+            let parameters = Parameters {
+                seed: sampling::derived_seed(parameters.seed, choice),
+                ..parameters.clone()
+            };
+            let request_id = request_id.of_choice(requests.len());
+            requests.push(GenerateRequest { request_id, prompt: prompt.clone(), parameters });
+        }
+    }
+    requests
+}
+
+fn choice<'a>(head: &Head, index: usize, prompt: &'a [u32], answer: Answer) -> Choice<'a> {
+    let echo = head.echoes.get(index).map_or("", String::as_str);
+    let Answer { tokens, finished } = answer;
+    Choice {
+        index,
+        text: format!("{echo}{}", finished.text),
+        logprobs: head.logprobs.then(|| CompletionLogprobs::new(&tokens, echo.chars().count())),
+        ending: Ending::of(&finished),
+        prompt_token_ids: head.return_token_ids.then_some(prompt),
+        token_ids: head.return_token_ids.then(|| tokens.iter().map(|token| token.id).collect()),
+    }
+}
+
+/// `echo` with `max_tokens` 0: the prompt is the answer, and nothing is generated.
+async fn echo_alone(app: &App, head: Head, job: &Job) -> Result<Response, Refusal> {
+    if job.stream {
+        let message = "max_tokens must be at least 1 when streaming, got 0";
+        return Err(Refusal::invalid("max_tokens", message));
+    }
+    let special = job.parameters.add_special_tokens;
+    let ids = try_join_all(job.prompts.iter().map(|prompt| async {
+        Ok::<_, Refusal>(match prompt {
+            Prompt::Text(text) => {
+                app.generator.encode(text.clone(), special.unwrap_or(true)).await?
+            }
+            Prompt::Ids(ids) => ids.clone(),
+            Prompt::Messages(messages) => {
+                let text = app.generator.render(messages.clone()).await?;
+                app.generator.encode(text, special.unwrap_or(false)).await?
+            }
+        })
+    }))
+    .await?;
+    let length = Ending { finish_reason: Some("length"), stop_reason: None };
+    let choices = head.echoes.iter().enumerate().map(|(index, echo)| Choice {
+        index,
+        text: echo.clone(),
+        logprobs: None,
+        ending: length.clone(),
+        prompt_token_ids: head.return_token_ids.then(|| &*ids[index / head.n as usize]),
+        token_ids: head.return_token_ids.then(Vec::new),
+    });
+    let counts = ids.iter().map(|ids| Counts { prompt_tokens: ids.len(), ..Counts::default() });
+    let usage = UsageBody::total(counts, 1);
+    Ok(Json(head.completion(choices.collect(), Some(usage))).into_response())
+}

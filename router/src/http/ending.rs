@@ -1,0 +1,34 @@
+//! How a choice ended, in OpenAI's words and vLLM's `stop_reason`.
+
+use serde::Serialize;
+
+use crate::api::{FinishReason, Finished, StopCause};
+
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+pub struct Ending {
+    pub finish_reason: Option<&'static str>,
+    /// The stop string or stop id that ended it; null for an end of sequence or a length.
+    pub stop_reason: Option<StopReason>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[serde(untagged)]
+pub enum StopReason {
+    Id(u32),
+    Text(String),
+}
+
+impl Ending {
+    pub fn of(finished: &Finished) -> Self {
+        let finish_reason = Some(match finished.reason {
+            FinishReason::Length => "length",
+            FinishReason::Stop => "stop",
+        });
+        let stop_reason = match &finished.stop {
+            Some(StopCause::TokenId(id)) => Some(StopReason::Id(*id)),
+            Some(StopCause::Text(text)) => Some(StopReason::Text(text.clone())),
+            Some(StopCause::EndOfSequence(_)) | None => None,
+        };
+        Self { finish_reason, stop_reason }
+    }
+}

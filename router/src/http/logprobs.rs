@@ -1,0 +1,185 @@
+//! The two shapes of logprobs: parallel arrays on `/v1/completions`, a list of entries on chat.
+
+use serde::{Serialize, Serializer};
+
+use crate::api::{Token, TopToken};
+
+/// What stands for a logprob that JSON cannot hold, as in vLLM.
+const LOGPROB_MIN: f32 = -9999.0;
+
+/// Parallel arrays, one entry for each token.
+#[derive(Debug, Default, Serialize)]
+pub struct CompletionLogprobs {
+    /// Where each token's text begins, in characters of the choice's text.
+    text_offset: Vec<usize>,
+    token_logprobs: Vec<Option<f32>>,
+    tokens: Vec<String>,
+    top_logprobs: Vec<Candidates>,
+}
+
+impl CompletionLogprobs {
+    /// Of tokens whose text begins `offset_chars` into the choice's text.
+    pub fn new(tokens: &[Token], mut offset_chars: usize) -> Self {
+        let mut logprobs = Self::default();
+        for token in tokens {
+            logprobs.text_offset.push(offset_chars);
+            logprobs.token_logprobs.push(token.logprob.map(writable));
+            logprobs.tokens.push(token.piece.clone());
+            logprobs.top_logprobs.push(Candidates::new(token));
+            offset_chars += token.text.chars().count();
+        }
+        logprobs
+    }
+}
+
+/// A map from pieces to logprobs, best first, the chosen token included. Serialized from the same
+/// `f32` as `token_logprobs`: clients compare the two for equality.
+#[derive(Debug, Default)]
+struct Candidates(Vec<(String, f32)>);
+
+impl Candidates {
+    fn new(token: &Token) -> Self {
+        let mut candidates = Self::default();
+        for TopToken { id, piece, logprob, .. } in &token.top {
+            candidates.insert(*id, piece, *logprob);
+        }
+        if let Some(logprob) = token.logprob
+            && token.top.iter().all(|top| top.id != token.id)
+        {
+            candidates.insert(token.id, &token.piece, logprob);
+        }
+        candidates
+    }
+
+    /// Distinct ids can have one piece (an incomplete character); the later one is named by its id.
+    fn insert(&mut self, id: u32, piece: &str, logprob: f32) {
+        let taken = self.0.iter().any(|(known, _)| known == piece);
+        let key = if taken { format!("token_id:{id}") } else { piece.to_owned() };
+        self.0.push((key, writable(logprob)));
+    }
+}
+
+impl Serialize for Candidates {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_map(self.0.iter().map(|(piece, logprob)| (piece, logprob)))
+    }
+}
+
+/// A chat choice's logprobs.
+#[derive(Debug, Serialize)]
+pub struct ChatLogprobs {
+    content: Vec<Entry>,
+}
+
+#[derive(Debug, Serialize)]
+struct Entry {
+    #[serde(flatten)]
+    token: Candidate,
+    top_logprobs: Vec<Candidate>,
+}
+
+#[derive(Debug, Serialize)]
+struct Candidate {
+    token: String,
+    logprob: f32,
+    bytes: Vec<u8>,
+}
+
+impl ChatLogprobs {
+    pub fn new(tokens: &[Token]) -> Self {
+        let content = tokens
+            .iter()
+            .map(|token| Entry {
+                token: Candidate {
+                    token: token.piece.clone(),
+                    logprob: token.logprob.map_or(LOGPROB_MIN, writable),
+                    bytes: token.bytes.clone(),
+                },
+                top_logprobs: token.top.iter().map(candidate).collect(),
+            })
+            .collect();
+        Self { content }
+    }
+}
+
+fn candidate(top: &TopToken) -> Candidate {
+    Candidate { token: top.piece.clone(), logprob: writable(top.logprob), bytes: top.bytes.clone() }
+}
+
+/// A finite number, so that the JSON is valid.
+pub fn writable(logprob: f32) -> f32 {
+    if logprob.is_finite() { logprob.max(LOGPROB_MIN) } else { LOGPROB_MIN }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::{Value, json};
+
+    use super::*;
+
+    fn top(id: u32, piece: &str, logprob: f32) -> TopToken {
+        TopToken { id, piece: piece.into(), bytes: piece.as_bytes().to_vec(), logprob }
+    }
+
+    fn token(id: u32, text: &str, logprob: f32, top: Vec<TopToken>) -> Token {
+        Token {
+            id,
+            text: text.into(),
+            piece: text.into(),
+            bytes: text.as_bytes().to_vec(),
+            special: false,
+            logprob: Some(logprob),
+            top,
+        }
+    }
+
+    /// Both shapes as a client reads them; compared as text, since that is what must be equal.
+    fn check(tokens: &[Token], completion: Value, chat: Value) {
+        let written = serde_json::to_string(&CompletionLogprobs::new(tokens, 5)).unwrap();
+        assert_eq!(written, completion.to_string());
+        let written = serde_json::to_string(&ChatLogprobs::new(tokens)).unwrap();
+        assert_eq!(written, chat.to_string());
+    }
+
+    #[test]
+    fn both_shapes_hold_the_same_numbers() {
+        let tokens = [
+            token(1, "né", -0.1, vec![top(1, "né", -0.1), top(2, "b", -2.5)]),
+            token(9, "z", -3.0, vec![top(1, "né", -0.25)]),
+        ];
+        check(
+            &tokens,
+            json!({
+                "text_offset": [5, 7],
+                "token_logprobs": [-0.1, -3.0],
+                "tokens": ["né", "z"],
+                "top_logprobs": [{"né": -0.1, "b": -2.5}, {"né": -0.25, "z": -3.0}],
+            }),
+            json!({"content": [
+                {"token": "né", "logprob": -0.1, "bytes": [110, 195, 169], "top_logprobs": [
+                    {"token": "né", "logprob": -0.1, "bytes": [110, 195, 169]},
+                    {"token": "b", "logprob": -2.5, "bytes": [98]},
+                ]},
+                {"token": "z", "logprob": -3.0, "bytes": [122], "top_logprobs": [
+                    {"token": "né", "logprob": -0.25, "bytes": [110, 195, 169]},
+                ]},
+            ]}),
+        );
+    }
+
+    #[test]
+    fn pieces_that_look_alike_keep_apart_and_infinities_are_written() {
+        let tokens = [token(
+            7,
+            "\u{fffd}",
+            f32::NEG_INFINITY,
+            vec![top(4, "\u{fffd}", -0.5), top(5, "\u{fffd}", -0.75)],
+        )];
+        let written = serde_json::to_value(CompletionLogprobs::new(&tokens, 0)).unwrap();
+        assert_eq!(
+            written["top_logprobs"],
+            json!([{"\u{fffd}": -0.5, "token_id:5": -0.75, "token_id:7": -9999.0}])
+        );
+        assert_eq!(written["token_logprobs"], json!([-9999.0]));
+    }
+}

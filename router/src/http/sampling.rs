@@ -1,0 +1,247 @@
+//! The parameters of a generation, read from the fields of the OpenAI routes (with vLLM's
+//! additions).
+
+use std::collections::BTreeMap;
+
+use serde_json::Value;
+
+use super::{
+    fields::{Fields, must_be, shown},
+    refusal::Refusal,
+};
+use crate::api::Parameters;
+
+/// Most choices of one prompt.
+const CHOICES_MAX: u32 = 128;
+
+/// Known fields that change the answer and are not built.
+const UNSUPPORTED: &[&str] = &[
+    "allowed_token_ids",
+    "bad_words",
+    "extra_args",
+    "guided_choice",
+    "guided_decoding_backend",
+    "guided_grammar",
+    "guided_json",
+    "guided_regex",
+    "guided_whitespace_pattern",
+    "logits_processors",
+    "prompt_embeds",
+    "prompt_logprobs",
+    "structured_outputs",
+    "thinking_token_budget",
+    "use_beam_search",
+];
+
+/// Reads what both OpenAI routes share; `max_tokens` and logprobs differ and are the caller's.
+/// The temperature is 1 when absent, as in the OpenAI and vLLM servers.
+pub fn openai(fields: &Fields) -> Result<Parameters, Refusal> {
+    fields.refuse_unsupported(UNSUPPORTED)?;
+    refuse_best_of(fields)?;
+    require_text_format(fields)?;
+    let stop = fields.texts("stop")?;
+    if stop.iter().any(String::is_empty) {
+        return Err(Refusal::invalid("stop", "stop must not hold an empty string"));
+    }
+    Ok(Parameters {
+        max_new_tokens: None,
+        min_new_tokens: fields.count("min_tokens", 0)?.unwrap_or(0),
+        temperature: Some(fields.real("temperature")?.unwrap_or(1.0)),
+        top_k: top_k(fields)?,
+        top_p: fields.real("top_p")?,
+        min_p: fields.real("min_p")?,
+        repetition_penalty: fields.real("repetition_penalty")?,
+        frequency_penalty: fields.real("frequency_penalty")?,
+        presence_penalty: fields.real("presence_penalty")?,
+        logit_bias: logit_bias(fields)?,
+        seed: fields.seed("seed")?,
+        stop,
+        stop_token_ids: fields.ids("stop_token_ids")?,
+        include_stop: fields.flag("include_stop_str_in_output")?,
+        ignore_eos: fields.flag("ignore_eos")?,
+        logprobs: false,
+        top_logprobs: 0,
+        priority: priority(fields)?,
+        truncate: fields.count("truncate_prompt_tokens", 1)?,
+        skip_special_tokens: fields.optional_flag("skip_special_tokens")?,
+        add_special_tokens: fields.optional_flag("add_special_tokens")?,
+    })
+}
+
+/// `max_tokens` under either of its names, at least `least`; `max_completion_tokens` is the newer
+/// and wins.
+pub fn max_tokens(fields: &Fields, least: u32) -> Result<Option<u32>, Refusal> {
+    let older = fields.count("max_tokens", least)?;
+    let newer = fields.count("max_completion_tokens", least)?;
+    Ok(newer.or(older))
+}
+
+/// How many independent answers each prompt gets.
+pub fn choices(fields: &Fields) -> Result<u32, Refusal> {
+    let n = fields.count("n", 1)?.unwrap_or(1);
+    if n > CHOICES_MAX {
+        return Err(Refusal::invalid("n", format!("n must be at most {CHOICES_MAX}, got {n}")));
+    }
+    Ok(n)
+}
+
+/// The seed of one of several answers: the first has the request's own, so that `n` does not
+/// change it. The mix is SplitMix64's (Steele, Lea and Flood 2014).
+pub fn derived_seed(seed: Option<u64>, choice: u32) -> Option<u64> {
+    let seed = seed?;
+    if choice == 0 {
+        return Some(seed);
+    }
+    let mut mixed = seed.wrapping_add(u64::from(choice).wrapping_mul(0x9e37_79b9_7f4a_7c15));
+    mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+    mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+    Some(mixed ^ (mixed >> 31))
+}
+
+/// What a stream is asked to say about usage.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct UsageEvents {
+    /// One last event with the totals and no choices.
+    pub last: bool,
+    /// Counts so far on every event.
+    pub each: bool,
+}
+
+pub fn usage_events(fields: &Fields) -> Result<UsageEvents, Refusal> {
+    let options = fields.nested("stream_options")?;
+    let last = options.flag("include_usage")?;
+    Ok(UsageEvents { last, each: last && options.flag("continuous_usage_stats")? })
+}
+
+/// vLLM's -1 and 0 mean "all".
+fn top_k(fields: &Fields) -> Result<Option<u32>, Refusal> {
+    match fields.whole("top_k")? {
+        None | Some(-1 | 0) => Ok(None),
+        Some(k) => u32::try_from(k).map(Some).map_err(|_| {
+            Refusal::invalid("top_k", format!("top_k must be -1, 0 or a positive number, got {k}"))
+        }),
+    }
+}
+
+/// vLLM's order (lower runs first) into ours (higher runs first).
+fn priority(fields: &Fields) -> Result<i32, Refusal> {
+    let given = fields.whole("priority")?.unwrap_or(0);
+    i32::try_from(-i128::from(given)).map_err(|_| {
+        Refusal::invalid("priority", format!("priority must fit in 32 bits, got {given}"))
+    })
+}
+
+/// The keys are token ids written as strings, as JSON wants them.
+fn logit_bias(fields: &Fields) -> Result<BTreeMap<u32, f32>, Refusal> {
+    const FIELD: &str = "logit_bias";
+    let entries = match fields.get(FIELD) {
+        None => return Ok(BTreeMap::new()),
+        Some(Value::Object(entries)) => entries,
+        Some(other) => return Err(must_be(FIELD, "an object from token ids to numbers", other)),
+    };
+    entries
+        .iter()
+        .map(|(key, value)| {
+            let id = key.parse::<u32>().map_err(|_| {
+                let key = shown(&Value::from(key.as_str()));
+                Refusal::invalid(FIELD, format!("{FIELD}: key {key} is not a token id"))
+            })?;
+            let bias = value.as_f64().map(|bias| bias as f32).filter(|bias| bias.is_finite());
+            let bias = bias.ok_or_else(|| {
+                Refusal::invalid(
+                    FIELD,
+                    format!("{FIELD}[{id}] must be a number, got {}", shown(value)),
+                )
+            })?;
+            Ok((id, bias))
+        })
+        .collect()
+}
+
+fn refuse_best_of(fields: &Fields) -> Result<(), Refusal> {
+    match fields.count("best_of", 0)? {
+        None | Some(0 | 1) => Ok(()),
+        Some(given) => Err(Refusal::unsupported(
+            "best_of",
+            format!("best_of above 1 is not supported, got {given}"),
+        )),
+    }
+}
+
+fn require_text_format(fields: &Fields) -> Result<(), Refusal> {
+    let format = fields.nested("response_format")?;
+    match format.text("type")? {
+        None | Some("text") => Ok(()),
+        Some(other) => Err(Refusal::unsupported(
+            "response_format",
+            format!("response_format of type {other:?} is not supported, only \"text\""),
+        )),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn fields(value: &Value) -> Fields {
+        Fields::parse(value.to_string().as_bytes()).unwrap()
+    }
+
+    /// What `read` makes of a body: a value, or the field and the start of the message.
+    fn check<T: std::fmt::Debug>(
+        body: Value,
+        read: impl Fn(&Parameters) -> T,
+        expected: Result<T, &str>,
+    ) where
+        T: PartialEq,
+    {
+        match (openai(&fields(&body)), expected) {
+            (Ok(parameters), Ok(expected)) => assert_eq!(read(&parameters), expected, "{body}"),
+            (Err(refusal), Err(expected)) => {
+                assert!(refusal.message.contains(expected), "{body}: {}", refusal.message);
+            }
+            (given, expected) => panic!("{body}: {given:?}, expected {expected:?}"),
+        }
+    }
+
+    #[test]
+    fn parameters_are_read_or_named() {
+        check(json!({}), |p| p.temperature, Ok(Some(1.0)));
+        check(json!({"temperature": 0}), |p| p.temperature, Ok(Some(0.0)));
+        check(json!({"temperature": "hot"}), |p| p.temperature, Err("temperature must be"));
+        check(json!({"temperature": 1e300}), |p| p.temperature, Err("got 1e+300"));
+        check(json!({"top_k": -1}), |p| p.top_k, Ok(None));
+        check(json!({"top_k": 40}), |p| p.top_k, Ok(Some(40)));
+        check(json!({"top_k": -7}), |p| p.top_k, Err("-7"));
+        check(json!({"stop": "a"}), |p| p.stop.clone(), Ok(vec!["a".into()]));
+        check(json!({"stop": ["a", "b"]}), |p| p.stop.len(), Ok(2));
+        check(json!({"stop": null}), |p| p.stop.len(), Ok(0));
+        check(json!({"stop": [1]}), |p| p.stop.len(), Err("stop must be"));
+        check(json!({"stop": [""]}), |p| p.stop.len(), Err("stop must not"));
+        check(json!({"seed": -1}), |p| p.seed, Ok(Some(u64::MAX)));
+        check(json!({"seed": u64::MAX}), |p| p.seed, Ok(Some(u64::MAX)));
+        check(json!({"seed": 1.5}), |p| p.seed, Err("seed must be"));
+        check(json!({"logit_bias": {"5": -100}}), |p| p.logit_bias[&5], Ok(-100.0));
+        check(json!({"logit_bias": {"five": 1}}), |p| p.logit_bias.len(), Err("\"five\""));
+        check(json!({"logit_bias": {"5": "x"}}), |p| p.logit_bias.len(), Err("logit_bias[5]"));
+        check(json!({"priority": 3}), |p| p.priority, Ok(-3));
+        check(json!({"min_tokens": -1}), |p| p.min_new_tokens, Err("min_tokens must be"));
+        check(json!({"best_of": 1, "guided_json": null}), |p| p.top_k, Ok(None));
+        check(json!({"best_of": 2}), |p| p.top_k, Err("best_of"));
+        check(json!({"guided_json": {"a": 1}}), |p| p.top_k, Err("guided_json"));
+        check(json!({"response_format": {"type": "text"}}), |p| p.top_k, Ok(None));
+        check(json!({"response_format": {"type": "json_object"}}), |p| p.top_k, Err("json_object"));
+    }
+
+    #[test]
+    fn seeds_of_several_answers_differ_and_repeat() {
+        assert_eq!(derived_seed(None, 1), None);
+        assert_eq!(derived_seed(Some(7), 0), Some(7));
+        let seeds: std::collections::BTreeSet<_> =
+            (0..1000).map(|choice| derived_seed(Some(7), choice)).collect();
+        assert_eq!(seeds.len(), 1000);
+        assert_eq!(derived_seed(Some(7), 3), derived_seed(Some(7), 3));
+    }
+}

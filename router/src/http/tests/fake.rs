@@ -1,0 +1,235 @@
+//! A generator that does what the prompt's text says.
+
+use std::{collections::VecDeque, future::ready, sync::Mutex, task::Poll};
+
+use futures::{
+    StreamExt,
+    future::BoxFuture,
+    stream::{self, BoxStream},
+};
+use serde_json::{Value, json};
+use tokio::sync::{Notify, Semaphore};
+
+use crate::{
+    api::{
+        FinishReason, Finished, GenerateEvent, GenerateRequest, Generation, Generator, Prompt,
+        Readiness, ServedModel, StopCause, Token, TopToken, Usage,
+    },
+    error::RouterError,
+};
+
+/// The answer to every prompt: ids, new text, piece. The third token is half a character.
+pub const ANSWER: [(u32, &str, &str); 5] = [
+    (10, "One", "One"),
+    (11, " two", " two"),
+    (12, "", "\u{fffd}"),
+    (13, "é", "\u{fffd}"),
+    (2, "", "</s>"),
+];
+/// The answer's text.
+pub const TEXT: &str = "One twoé";
+
+#[derive(Default)]
+pub struct Fake {
+    /// Every request, as it came.
+    pub requests: Mutex<Vec<GenerateRequest>>,
+    pub readiness: Mutex<Option<Readiness>>,
+    /// Told when a generation that hangs began to be polled.
+    pub hanging: Notify,
+    /// One permit for each generation that was dropped before its end.
+    pub dropped: std::sync::Arc<DropCount>,
+}
+
+pub struct DropCount(pub Semaphore);
+
+impl Default for DropCount {
+    fn default() -> Self {
+        Self(Semaphore::new(0))
+    }
+}
+
+/// Counts its own drop.
+struct Watched(std::sync::Arc<DropCount>);
+
+impl Drop for Watched {
+    fn drop(&mut self) {
+        self.0.0.add_permits(1);
+    }
+}
+
+impl Fake {
+    pub fn take_requests(&self) -> Vec<GenerateRequest> {
+        std::mem::take(&mut *self.requests.lock().unwrap())
+    }
+
+    fn script(&self, text: &str, request: &GenerateRequest) -> BoxStream<'static, GenerateEvent> {
+        let tokens = tokens(request);
+        let prompt_tokens = text.len() as u32;
+        match text {
+            "lost" => events(tokens, 2, Some(GenerateEvent::Failed(RouterError::ShardLost))),
+            "unended" => events(tokens, 2, None),
+            "hang" | "hang at once" => {
+                self.hanging.notify_one();
+                let watched = Watched(self.dropped.clone());
+                let begun = if text == "hang" { 1 } else { 0 };
+                let forever = stream::poll_fn(move |_| {
+                    let _ = &watched;
+                    Poll::Pending
+                });
+                events(tokens, begun, None).chain(forever).boxed()
+            }
+            _ => {
+                let count = tokens.len();
+                let cut = count < ANSWER.len();
+                let finished = finished(text, count as u32, prompt_tokens, cut);
+                let end = GenerateEvent::Finished(finished);
+                if text == "late" {
+                    return events(tokens, count, None).chain(late(end)).boxed();
+                }
+                events(tokens, count, Some(end))
+            }
+        }
+    }
+}
+
+/// The tokens that fit in the request.
+fn tokens(request: &GenerateRequest) -> VecDeque<Token> {
+    let parameters = &request.parameters;
+    let limit = parameters.max_new_tokens.map_or(usize::MAX, |limit| limit as usize);
+    let top = |id: u32, piece: &str, logprob: f32| TopToken {
+        id,
+        piece: piece.into(),
+        bytes: piece.as_bytes().to_vec(),
+        logprob,
+    };
+    ANSWER
+        .iter()
+        .take(limit)
+        .map(|(id, text, piece)| Token {
+            id: *id,
+            text: (*text).into(),
+            piece: (*piece).into(),
+            bytes: piece.as_bytes().to_vec(),
+            special: *id == 2,
+            logprob: parameters.logprobs.then_some(-0.1),
+            top: [top(*id, piece, -0.1), top(99, "x", -2.5)]
+                .into_iter()
+                .take(parameters.top_logprobs as usize)
+                .collect(),
+        })
+        .collect()
+}
+
+fn finished(text: &str, completion_tokens: u32, prompt_tokens: u32, cut: bool) -> Finished {
+    let shown: String =
+        ANSWER.iter().take(completion_tokens as usize).map(|(_, text, _)| *text).collect();
+    let rest = if text == "held back" { "?" } else { "" };
+    Finished {
+        reason: if cut { FinishReason::Length } else { FinishReason::Stop },
+        text: format!("{shown}{rest}"),
+        rest: rest.into(),
+        stop: match text {
+            _ if cut => None,
+            "stopped by text" => Some(StopCause::Text("END".into())),
+            "stopped by id" => Some(StopCause::TokenId(7)),
+            _ => Some(StopCause::EndOfSequence(2)),
+        },
+        usage: Usage { prompt_tokens, completion_tokens, cached_tokens: 1 },
+    }
+}
+
+fn events(
+    tokens: VecDeque<Token>,
+    count: usize,
+    end: Option<GenerateEvent>,
+) -> BoxStream<'static, GenerateEvent> {
+    stream::iter(tokens.into_iter().take(count).map(GenerateEvent::Token))
+        .chain(stream::iter(end))
+        .boxed()
+}
+
+/// An event that is not there yet when it is first looked for.
+fn late(event: GenerateEvent) -> impl futures::Stream<Item = GenerateEvent> {
+    let mut waited = false;
+    let mut event = Some(event);
+    stream::poll_fn(move |cx| {
+        if std::mem::replace(&mut waited, true) {
+            return Poll::Ready(event.take());
+        }
+        cx.waker().wake_by_ref();
+        Poll::Pending
+    })
+}
+
+fn text_of(prompt: &Prompt) -> String {
+    match prompt {
+        Prompt::Text(text) => text.clone(),
+        Prompt::Ids(ids) => ids.iter().map(|id| char::from(*id as u8)).collect(),
+        Prompt::Messages(messages) => {
+            messages.last().and_then(|last| last["content"].as_str()).unwrap_or_default().to_owned()
+        }
+    }
+}
+
+impl Generator for Fake {
+    fn generate(&self, request: GenerateRequest) -> BoxFuture<'_, Result<Generation, RouterError>> {
+        let text = text_of(&request.prompt);
+        self.requests.lock().unwrap().push(request.clone());
+        let refused = match text.as_str() {
+            "full" => Some(RouterError::Overloaded { limit: 8, retry_after_s: 3 }),
+            "not ready" => Some(RouterError::NotReady("loading".into())),
+            "too hot" => Some(RouterError::Invalid {
+                field: "max_new_tokens",
+                message: "max_tokens must be at most 9, got 10".into(),
+            }),
+            "broken" => Some(RouterError::Internal(anyhow::anyhow!("the secret cause"))),
+            "panic" => panic!("as the test asked"),
+            _ => None,
+        };
+        Box::pin(ready(match refused {
+            Some(error) => Err(error),
+            None => Ok(Generation {
+                request_id: request.request_id.clone(),
+                prompt_ids: text.bytes().map(u32::from).collect(),
+                seed: request.parameters.seed.unwrap_or(77),
+                events: self.script(&text, &request),
+            }),
+        }))
+    }
+
+    fn encode(&self, text: String, special: bool) -> BoxFuture<'_, Result<Vec<u32>, RouterError>> {
+        let first = special.then_some(1);
+        Box::pin(ready(Ok(first.into_iter().chain(text.bytes().map(u32::from)).collect())))
+    }
+
+    fn decode(&self, ids: Vec<u32>) -> BoxFuture<'_, Result<String, RouterError>> {
+        Box::pin(ready(Ok(text_of(&Prompt::Ids(ids)))))
+    }
+
+    fn render(&self, messages: Vec<Value>) -> BoxFuture<'_, Result<String, RouterError>> {
+        Box::pin(ready(Ok(format!("<{}>", text_of(&Prompt::Messages(messages))))))
+    }
+
+    fn model(&self) -> ServedModel {
+        ServedModel {
+            name: "org/tiny".into(),
+            created_s: 1_700_000_001,
+            tp: 2,
+            pp: 1,
+            dtype: "f32".into(),
+            max_model_len: 2048,
+            max_sequences: 64,
+            max_batch_tokens: 512,
+            kv_blocks: 1000,
+            kv_block_tokens: 16,
+        }
+    }
+
+    fn readiness(&self) -> Readiness {
+        self.readiness.lock().unwrap().clone().unwrap_or(Readiness::Ready)
+    }
+
+    fn tokenizer_info(&self) -> Option<Value> {
+        Some(json!({"eos_token": "</s>"}))
+    }
+}

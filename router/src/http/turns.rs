@@ -1,0 +1,103 @@
+//! The events of several generations, merged as they come.
+
+use std::{pin::Pin, sync::Arc};
+
+use anyhow::anyhow;
+use futures::{
+    FutureExt, StreamExt,
+    future::try_join_all,
+    stream::{self, BoxStream, SelectAll},
+};
+
+use super::refusal::Refusal;
+use crate::{
+    api::{Finished, GenerateEvent, GenerateRequest, Generation, Generator, Token},
+    error::RouterError,
+};
+
+/// Admitted generations, one for each choice. Dropping this cancels them all.
+pub struct Admitted {
+    /// The ids of each choice's prompt.
+    pub prompts: Vec<Arc<[u32]>>,
+    /// The seed of each choice.
+    pub seeds: Vec<u64>,
+    pub turns: SelectAll<BoxStream<'static, Turn>>,
+}
+
+/// What one choice says next: a token, its end, or both when the end is known with the last token.
+pub struct Turn {
+    pub choice: usize,
+    pub token: Option<Token>,
+    pub end: Option<Result<Finished, RouterError>>,
+}
+
+/// Admits all or none: when one is refused, those admitted before are cancelled.
+pub async fn admit(
+    generator: &Arc<dyn Generator>,
+    requests: Vec<GenerateRequest>,
+) -> Result<Admitted, Refusal> {
+    let generations =
+        try_join_all(requests.into_iter().map(|request| generator.generate(request))).await?;
+    let mut admitted = Admitted { prompts: Vec::new(), seeds: Vec::new(), turns: SelectAll::new() };
+    for (choice, Generation { prompt_ids, seed, events, .. }) in generations.into_iter().enumerate()
+    {
+        admitted.prompts.push(prompt_ids);
+        admitted.seeds.push(seed);
+        admitted.turns.push(turns(choice, events));
+    }
+    Ok(admitted)
+}
+
+/// One choice's turns. The end comes with the last token when both are there at that moment, so
+/// that a stream has as many events as tokens; nothing is held back to get there.
+fn turns(choice: usize, events: BoxStream<'static, GenerateEvent>) -> BoxStream<'static, Turn> {
+    let state = Some(events.peekable());
+    stream::unfold(state, move |state| async move {
+        let mut events = state?;
+        let (token, end) = match events.next().await {
+            Some(GenerateEvent::Token(token)) => {
+                let ended = Pin::new(&mut events).peek().now_or_never().flatten();
+                if !matches!(ended, Some(GenerateEvent::Finished(_))) {
+                    return Some((Turn { choice, token: Some(token), end: None }, Some(events)));
+                }
+                (Some(token), events.next().await)
+            }
+            other => (None, other),
+        };
+        let end = match end {
+            Some(GenerateEvent::Finished(finished)) => Ok(finished),
+            Some(GenerateEvent::Failed(error)) => Err(error),
+            _ => Err(RouterError::Internal(anyhow!("a generation ended without a reason"))),
+        };
+        Some((Turn { choice, token, end: Some(end) }, None))
+    })
+    .boxed()
+}
+
+/// One choice, whole.
+pub struct Answer {
+    pub tokens: Vec<Token>,
+    pub finished: Finished,
+}
+
+/// Waits for all choices, in order of their index. The first failure ends the wait and cancels
+/// the rest.
+pub async fn collect(admitted: Admitted) -> Result<Vec<Answer>, Refusal> {
+    let Admitted { prompts, mut turns, .. } = admitted;
+    let mut tokens: Vec<Vec<Token>> = prompts.iter().map(|_| Vec::new()).collect();
+    let mut ends: Vec<Option<Finished>> = prompts.iter().map(|_| None).collect();
+    while let Some(turn) = turns.next().await {
+        tokens[turn.choice].extend(turn.token);
+        if let Some(end) = turn.end {
+            ends[turn.choice] = Some(end?);
+        }
+    }
+    tokens
+        .into_iter()
+        .zip(ends)
+        .map(|(tokens, end)| match end {
+            Some(finished) => Ok(Answer { tokens, finished }),
+            None => Err(RouterError::Internal(anyhow!("a choice never ended")).into()),
+        })
+        .collect()
+}
