@@ -18,6 +18,7 @@ pub mod memory;
 pub mod models;
 pub mod process;
 pub mod runner;
+pub mod sampler;
 pub mod self_test;
 pub mod sequence;
 pub mod sequences;
