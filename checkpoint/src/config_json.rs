@@ -150,6 +150,8 @@ fn rope(fields: &Fields) -> Result<(f64, RopeScaling), CheckpointError> {
 fn scaling(fields: &Fields) -> Result<RopeScaling, CheckpointError> {
     let key = if fields.get("rope_type").is_some() { "rope_type" } else { "type" };
     match fields.get(key) {
+        // transformers 5 keeps rope_theta here too, and takes no type for no scaling.
+        None if fields.get("factor").is_none() => Ok(RopeScaling::None),
         None => Err(fields.absent("rope_type", "the kind of scaling")),
         Some(Value::String(kind)) => match kind.as_str() {
             "default" => Ok(RopeScaling::None),

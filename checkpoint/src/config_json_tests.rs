@@ -54,6 +54,8 @@ fn variants_are_read() {
     assert_eq!(linear.rope_scaling, RopeScaling::Linear { factor: 2.0 });
     let none = changed(r#"{"rope_scaling": null, "rope_theta": null}"#).unwrap();
     assert_eq!((none.rope_scaling, none.rope_theta), (RopeScaling::None, 10_000.0));
+    let theta = changed(r#"{"rope_parameters": {"rope_theta": 7}}"#).unwrap();
+    assert_eq!((theta.rope_scaling, theta.rope_theta), (RopeScaling::None, 7.0));
     assert_eq!(changed(r#"{"num_key_value_heads": null}"#).unwrap().kv_heads, 8);
     assert_eq!(changed(r#"{"eos_token_id": [9, 8, 9]}"#).unwrap().eos_token_ids, [8, 9]);
     assert_eq!(changed(r#"{"bos_token_id": null}"#).unwrap().bos_token_id, None);
@@ -70,6 +72,7 @@ fn bad_fields_are_named_with_their_value() {
         (r#"{"quantization_config": {"quant_method": "gptq"}}"#, &["quantization_config", "gptq"]),
         (r#"{"rope_scaling": {"rope_type": "yarn", "factor": 2}}"#, &["rope_type", "yarn"]),
         (r#"{"rope_scaling": {"type": "dynamic", "factor": 2}}"#, &["type", "dynamic"]),
+        (r#"{"rope_scaling": {"factor": 2}}"#, &["rope_scaling.rope_type", "nothing"]),
         (r#"{"rope_scaling": {"type": "linear"}}"#, &["rope_scaling.factor", "nothing"]),
         (r#"{"rope_scaling": {"type": "linear", "factor": 0}}"#, &["rope_scaling.factor", "0"]),
         (r#"{"rope_scaling": "frob"}"#, &["rope_scaling", "frob"]),

@@ -95,3 +95,20 @@ fn bad_text_files_are_refused() {
         assert!(parts.iter().all(|part| message.contains(part)), "{content}: {message}");
     }
 }
+
+/// Long runs are where cutting by regular expressions and merging could stall or lose text.
+#[test]
+fn long_runs_come_back_whole() {
+    for name in ["smollm2", "bpe-llama3"] {
+        let folder = fixture(&format!("tokenizers/{name}"));
+        let text = TextSources::from_folder(&folder, 49152).unwrap();
+        for piece in [" ", "\n", " \n", "a", "!", "7", "é", " x", "<|im_end|>", "<|"] {
+            let source = piece.repeat(30_000);
+            for parse_special in [false, true] {
+                let ids = text.encode(&source, false, parse_special).unwrap();
+                let decoded = text.tokenizer.decode(&ids, false).unwrap();
+                assert!(decoded == source, "{name}: {piece:?} x 30000");
+            }
+        }
+    }
+}
