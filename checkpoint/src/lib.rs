@@ -1,9 +1,9 @@
 //! What a model folder or file *is*: its format, its config, its tensors, its text sources, its
 //! memory, and the splits (TP × PP) it can run in.
 //!
-//! Data flows one way: `format` finds the files, the container's reader (`safetensors`) lists what
-//! is stored, `manifest` says what the family needs, `tensor_index` holds the two against each
-//! other, `checkpoint` hands out rows.
+//! Data flows one way: `format` finds the files, the container's reader (`safetensors`, `gguf`)
+//! lists what is stored, `manifest` says what the family needs, `tensor_index` holds the two
+//! against each other, `checkpoint` hands out rows. `split` and `memory` need the config alone.
 
 #![deny(unsafe_code)] // `mapping` has the one exception.
 
