@@ -320,6 +320,19 @@ pub struct InspectArgs {
     pub json: bool,
 }
 
+/// The variables of all flags. Children get flags by their command line alone.
+pub fn variables() -> Vec<String> {
+    let command = <Cli as clap::CommandFactory>::command();
+    let mut names: Vec<String> = command
+        .get_subcommands()
+        .flat_map(clap::Command::get_arguments)
+        .filter_map(|arg| arg.get_env().map(|name| name.to_string_lossy().into_owned()))
+        .collect();
+    names.sort();
+    names.dedup();
+    names
+}
+
 #[cfg(test)]
 mod tests {
     use clap::CommandFactory;

@@ -47,6 +47,15 @@ pub enum LogFormat {
     Json,
 }
 
+impl From<LogFormat> for trireme_telemetry::LogFormat {
+    fn from(format: LogFormat) -> Self {
+        match format {
+            LogFormat::Text => Self::Text,
+            LogFormat::Json => Self::Json,
+        }
+    }
+}
+
 /// The word that stands for a value on a command line.
 pub fn word<T: ValueEnum>(value: T) -> String {
     value.to_possible_value().map(|v| v.get_name().to_owned()).unwrap_or_default()
@@ -94,12 +103,12 @@ pub struct Supervision {
     pub start_deadline: Duration,
     /// The router finishes running requests within this time at a stop.
     pub drain_deadline: Duration,
+    /// A process that was asked to end gets this long before SIGKILL.
+    pub kill_grace: Duration,
 }
 
 impl Supervision {
     pub const RESTART_WINDOW: Duration = Duration::from_secs(600);
-    /// After its own deadline a process gets this long before SIGKILL.
-    pub const KILL_GRACE: Duration = Duration::from_secs(5);
 }
 
 /// The doors of the router.
@@ -144,6 +153,7 @@ impl EngineConfig {
                 hang_deadline: Duration::from_secs(u64::from(args.hang_deadline_s.get())),
                 start_deadline: Duration::from_secs(u64::from(args.start_deadline_s.get())),
                 drain_deadline,
+                kill_grace: Duration::from_secs(5),
             },
             chat_template: args.chat_template.clone(),
             otlp_endpoint: args.otlp_endpoint.clone(),

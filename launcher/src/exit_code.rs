@@ -2,7 +2,7 @@
 
 use std::{io, process::ExitCode};
 
-use crate::{model_store::StoreError, topology::TopologyError};
+use crate::{model_store::StoreError, supervisor::SupervisorError, topology::TopologyError};
 
 /// Anything that has no number of its own.
 const OTHER: u8 = 1;
@@ -10,6 +10,10 @@ const OTHER: u8 = 1;
 const MODEL: u8 = 3;
 /// The model cannot run split in the way asked for.
 const PLAN: u8 = 4;
+/// A child process failed and was given up.
+const CHILD: u8 = 5;
+/// Plus the signal that ended it.
+const SIGNAL: i32 = 128;
 
 /// Prints the error with its causes and returns the number that stands for its kind.
 pub fn report(error: &anyhow::Error) -> ExitCode {
@@ -25,7 +29,11 @@ pub fn report(error: &anyhow::Error) -> ExitCode {
 
 fn of(error: &anyhow::Error) -> u8 {
     let of_cause = |cause: &(dyn std::error::Error + 'static)| {
-        if cause.is::<StoreError>() || cause.is::<trireme_checkpoint::CheckpointError>() {
+        if let Some(SupervisorError::Killed { signal }) = cause.downcast_ref() {
+            u8::try_from(SIGNAL + signal).ok()
+        } else if cause.is::<SupervisorError>() {
+            Some(CHILD)
+        } else if cause.is::<StoreError>() || cause.is::<trireme_checkpoint::CheckpointError>() {
             Some(MODEL)
         } else if cause.is::<TopologyError>() {
             Some(PLAN)

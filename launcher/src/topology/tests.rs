@@ -1,7 +1,13 @@
 use clap::Parser;
+use trireme_checkpoint::Checkpoint;
 
 use super::*;
 use crate::cli::{Cli, Verb};
+
+fn fixture(name: &str) -> ModelConfig {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../integration-tests/fixtures/models");
+    Checkpoint::open(&root.join(name)).unwrap().model().clone()
+}
 
 fn config(flags: &str) -> (EngineConfig, Front) {
     let line = format!("trireme serve /m {flags}");
@@ -127,4 +133,27 @@ fn socket_paths_fit() {
     for part in ["108 bytes", "takes 107", "TMPDIR"] {
         assert!(error.contains(part), "{error}");
     }
+}
+
+#[test]
+fn impossible_plans_are_refused_with_the_possible_ones() {
+    let check = |model: &str, flags: &str, want: Result<(), &[&str]>| {
+        let (engine, _) = config(flags);
+        match (super::check(&fixture(model), &engine), want) {
+            (Ok(()), Ok(())) => {}
+            (Err(error), Err(parts)) => {
+                for part in parts {
+                    assert!(error.to_string().contains(part), "{model} {flags}: {error}");
+                }
+            }
+            (got, want) => panic!("{model} {flags}: got {got:?}, want {want:?}"),
+        }
+    };
+    check("smollm-like", "", Ok(()));
+    check("smollm-like", "--tp 2", Ok(()));
+    check("smollm-like", "--tp 3 --pp 5", Ok(()));
+    check("smollm-like", "--pp 6", Err(&["--tp 1 --pp 6", "5"]));
+    check("smollm-like", "--tp 10", Err(&["--tp 10 --pp 1"]));
+    check("llama3-like", "--tp 4", Ok(()));
+    check("llama3-like", "--max-model-len 100000", Err(&["--max-model-len 100000"]));
 }

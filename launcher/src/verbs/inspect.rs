@@ -6,11 +6,12 @@ use std::{
 };
 
 use serde_json::{Value, json};
-use trireme_checkpoint::{Checkpoint, CheckpointError, MemoryEstimate, ModelConfig, Split};
+use trireme_checkpoint::{Checkpoint, MemoryEstimate, ModelConfig, Split};
 
 use crate::{
     cli::InspectArgs,
-    config::{Dtype, LoadFormat},
+    config::Dtype,
+    instance::open_checkpoint,
     model_store::{ModelName, ModelStore},
     size,
 };
@@ -20,7 +21,7 @@ const BLOCK_TOKENS: usize = 16;
 
 pub fn inspect(args: &InspectArgs) -> anyhow::Result<()> {
     let path = ModelStore::from_environment().fetch(&ModelName::parse(&args.model.model)?)?;
-    let checkpoint = open(&path, args.load_format, 0)?;
+    let checkpoint = open_checkpoint(&path, args.load_format, 0)?;
     let report = Report::new(path, &checkpoint, args);
     let mut out = stdout().lock();
     if args.json {
@@ -30,19 +31,6 @@ pub fn inspect(args: &InspectArgs) -> anyhow::Result<()> {
         out.write_all(report.text().as_bytes())?;
     }
     Ok(())
-}
-
-/// Opens a checkpoint the way the shards will.
-pub fn open(
-    path: &std::path::Path,
-    load_format: LoadFormat,
-    seed: u64,
-) -> Result<Checkpoint, CheckpointError> {
-    match load_format {
-        LoadFormat::Auto => Checkpoint::open(path),
-        LoadFormat::Dummy if path.is_dir() => Checkpoint::dummy(&path.join("config.json"), seed),
-        LoadFormat::Dummy => Checkpoint::dummy(path, seed),
-    }
 }
 
 /// One possible split, with the memory of its fullest rank.

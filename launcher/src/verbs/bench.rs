@@ -1,0 +1,85 @@
+//! `bench`: what the engine does in a second, without HTTP.
+//!
+//! The sweep and the load speak gRPC over the control socket with prompts of token ids. `--steps`
+//! leaves the router out and drives the shards; a step's time there, subtracted from the time
+//! between tokens here, is what router and RPC cost.
+
+mod figures;
+mod load;
+mod prompts;
+mod steps;
+mod sweep;
+
+use std::{
+    io::{Write, stdout},
+    num::NonZeroU32,
+};
+
+use serde_json::Value;
+
+use super::session::{self, Interrupt, with_server};
+use crate::cli::BenchArgs;
+
+pub fn bench(args: &BenchArgs) -> anyhow::Result<()> {
+    let mut engine = session::engine(&args.engine);
+    let widest = args.batch.iter().copied().max().unwrap_or(NonZeroU32::MIN);
+    // A sweep up to 64 at once must not be queued by a smaller default.
+    engine.limits.max_sequences.get_or_insert(widest.max(DEFAULT_SEQUENCES));
+    if args.steps {
+        return steps::bench(args, &engine);
+    }
+    let connect = args.connect.connect.as_deref();
+    with_server(&args.engine, &engine, connect, Interrupt::Ends, async |channel| {
+        let info = crate::answer::client(channel.clone())
+            .info(trireme_proto::generate::v1::InfoRequest {})
+            .await?
+            .into_inner();
+        let bench = sweep::Bench { channel, args };
+        let mut report = Report::new(args.json);
+        report.row(serde_json::json!({
+            "model": info.model, "tp": info.tp, "pp": info.pp, "dtype": info.dtype,
+        }))?;
+        match args.load {
+            Some(shape) => report.row(load::run(&bench, shape).await?)?,
+            None => sweep::run(&bench, &mut report).await?,
+        }
+        report.end()
+    })
+}
+
+/// The router's own default.
+const DEFAULT_SEQUENCES: NonZeroU32 = NonZeroU32::new(64).unwrap();
+
+/// Rows of figures: a line each as they come, or one JSON array at the end.
+struct Report {
+    json: bool,
+    rows: Vec<Value>,
+}
+
+impl Report {
+    fn new(json: bool) -> Self {
+        Self { json, rows: Vec::new() }
+    }
+
+    fn row(&mut self, row: Value) -> anyhow::Result<()> {
+        if !self.json {
+            let cells = row.as_object().into_iter().flatten().map(|(name, value)| match value {
+                Value::String(text) => format!("{name} {text}"),
+                Value::Number(number) if number.is_f64() => {
+                    format!("{name} {:.2}", number.as_f64().unwrap_or(f64::NAN))
+                }
+                other => format!("{name} {other}"),
+            });
+            writeln!(stdout(), "{}", cells.collect::<Vec<_>>().join("  "))?;
+        }
+        self.rows.push(row);
+        Ok(())
+    }
+
+    fn end(self) -> anyhow::Result<()> {
+        if self.json {
+            writeln!(stdout(), "{:#}", Value::Array(self.rows))?;
+        }
+        Ok(())
+    }
+}
