@@ -86,7 +86,7 @@ struct Product<'a, E> {
     out: Disjoint<'a, f32>,
 }
 
-impl<E: Element> Product<'_, E> {
+impl<'a, E: Element> Product<'a, E> {
     fn run(&self) {
         let panels = self.outputs.div_ceil(PANEL);
         let threads = self.team.threads();
@@ -144,54 +144,79 @@ impl<E: Element> Product<'_, E> {
         unsafe { self.panels.as_ptr().add(start) }
     }
 
-    /// Computes a tile: `tile(sums, stride, fresh)` for `rows` by `width` outputs from `output`.
-    /// Where the last panel is not full, the sums go through `spare`.
-    #[inline(always)]
-    fn place<S: Simd>(
-        &self,
-        s: S,
-        (rows, output, width): (Range<usize>, usize, usize),
-        (first, last): (bool, bool),
-        tile: impl Fn(*mut f32, usize, bool),
-    ) {
-        let valid = width.min(self.outputs.saturating_sub(output));
-        let at = |row: usize| row * self.outputs + output;
-        if valid == width {
+    /// Where the sums of a tile go: into `out` itself, or by way of `spare` where the last panel is not
+    /// full. `None` if no output is left.
+    fn begin(&self, target: &Target, spare: &mut [f32]) -> Option<(*mut f32, usize)> {
+        let valid = self.valid(target);
+        if valid == 0 {
+            return None;
+        }
+        if valid == target.width {
             // Reaches across the rows, though only these columns of them are touched.
-            let sums = self.out.reach(at(rows.start)..at(rows.end - 1) + width);
-            tile(sums, self.outputs, first);
-        } else if valid > 0 {
-            let mut spare = [0.0; MOST_ROWS * PANEL];
-            let part = |row: usize| {
-                // SAFETY: these outputs belong to the panel of this worker alone.
-                unsafe { self.out.part(at(row)..at(row) + valid) }
-            };
-            if !first {
-                for (row, spare) in rows.clone().zip(spare.chunks_exact_mut(width)) {
-                    spare[..valid].copy_from_slice(part(row));
+            let end = self.place(target, target.rows.end - 1) + valid;
+            return Some((
+                self.out.reach(self.place(target, target.rows.start)..end),
+                self.outputs,
+            ));
+        }
+        if !target.first {
+            for (row, spare) in target.rows.clone().zip(spare.chunks_exact_mut(target.width)) {
+                // SAFETY: a tile is begun by the worker whose share holds its panel.
+                spare[..valid].copy_from_slice(unsafe { self.part(target, row) });
+            }
+        }
+        Some((spare.as_mut_ptr(), target.width))
+    }
+
+    /// Brings the sums of a tile from `spare` if they are there, and adds the bias at the end.
+    fn end(&self, target: &Target, spare: &[f32]) {
+        let valid = self.valid(target);
+        if valid < target.width {
+            for (row, spare) in target.rows.clone().zip(spare.chunks_exact(target.width)) {
+                // SAFETY: a tile is ended by the worker whose share holds its panel.
+                unsafe { self.part(target, row) }.copy_from_slice(&spare[..valid]);
+            }
+        }
+        if let (Some(bias), true) = (self.bias, target.last) {
+            for row in target.rows.clone() {
+                let bias = &bias[target.output..target.output + valid];
+                // SAFETY: as above.
+                let sums = unsafe { self.part(target, row) };
+                for (sum, bias) in sums.iter_mut().zip(bias) {
+                    *sum += bias;
                 }
             }
-            tile(spare.as_mut_ptr(), width, first);
-            for (row, spare) in rows.clone().zip(spare.chunks_exact(width)) {
-                part(row).copy_from_slice(&spare[..valid]);
-            }
         }
-        if let (Some(bias), true) = (self.bias, last && valid > 0) {
-            for row in rows {
-                // SAFETY: as above.
-                let out = unsafe { self.out.part(at(row)..at(row) + valid) };
-                add(s, out, &bias[output..output + valid]);
-            }
-        }
+    }
+
+    fn valid(&self, target: &Target) -> usize {
+        target.width.min(self.outputs.saturating_sub(target.output))
+    }
+
+    fn place(&self, target: &Target, row: usize) -> usize {
+        row * self.outputs + target.output
+    }
+
+    /// # Safety
+    /// The target's panel is in the caller's share, and the caller holds one part at a time.
+    unsafe fn part(&self, target: &Target, row: usize) -> &'a mut [f32] {
+        let start = self.place(target, row);
+        // SAFETY: panels are shared out, so nobody else touches these outputs.
+        unsafe { self.out.part(start..start + self.valid(target)) }
     }
 }
 
-#[inline(always)]
-fn add<S: Simd>(_: S, to: &mut [f32], what: &[f32]) {
-    for (to, what) in to.iter_mut().zip(what) {
-        *to += what;
-    }
+/// The outputs of one tile, and whether its slice of the inputs is the first and the last.
+struct Target {
+    rows: Range<usize>,
+    output: usize,
+    width: usize,
+    first: bool,
+    last: bool,
 }
+
+/// Sums on their way to a panel that is not full.
+type Spare = [f32; MOST_ROWS * PANEL];
 
 struct TileRows;
 impl Kernel for TileRows {
@@ -212,33 +237,37 @@ impl<E: Element> Kernel for SingleRow<'_, '_, E> {
     type Output = ();
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
+        let mut spare: Spare = [0.0; MOST_ROWS * PANEL];
         let mut panel = self.panels.start;
         let full = self.panels.end.min(self.product.outputs / PANEL);
         while panel + SINGLE_ROW_PANELS <= full {
-            self.panels_at::<S, { 2 * SINGLE_ROW_PANELS }>(s, panel);
+            self.panels_at::<S, { 2 * SINGLE_ROW_PANELS }>(s, panel, &mut spare);
             panel += SINGLE_ROW_PANELS;
         }
         for panel in panel..self.panels.end {
-            self.panels_at::<S, 2>(s, panel);
+            self.panels_at::<S, 2>(s, panel, &mut spare);
         }
     }
 }
 
 impl<E: Element> SingleRow<'_, '_, E> {
     #[inline(always)]
-    fn panels_at<S: Simd, const VECTORS: usize>(&self, s: S, panel: usize) {
+    fn panels_at<S: Simd, const VECTORS: usize>(&self, s: S, panel: usize, spare: &mut Spare) {
         let p = self.product;
-        let w = std::array::from_fn(|v| {
+        let (output, width) = (panel * PANEL, VECTORS * LANES);
+        let target = Target { rows: 0..1, output, width, first: true, last: true };
+        let Some((sums, sums_stride)) = p.begin(&target, spare) else { return };
+        let mut w = [p.panel(panel, 0); VECTORS];
+        for (v, w) in w.iter_mut().enumerate() {
             // SAFETY: half `v % 2` of panel `panel + v / 2`, which this share holds.
-            unsafe { p.panel(panel + v / 2, 0).add(v % 2 * E::VECTOR) }
-        });
+            *w = unsafe { p.panel(panel + v / 2, 0).add(v % 2 * E::VECTOR) };
+        }
         let (x, depth) = (p.x.as_ptr(), p.inputs);
-        p.place(s, (0..1, panel * PANEL, VECTORS * LANES), (true, true), |sums, stride, fresh| {
-            let tile: Tile<S, E, 1, VECTORS, PANEL> =
-                Tile { s, x, w, depth, sums, sums_stride: stride, fresh };
-            // SAFETY: `x` has `inputs` values, each panel `inputs` steps, and `place` gives the sums.
-            unsafe { tile.run::<1, 1>() }
-        });
+        let tile: Tile<S, E, 1, VECTORS, PANEL> =
+            Tile { s, x, w, depth, sums, sums_stride, fresh: true };
+        // SAFETY: `x` has `inputs` values, each panel `inputs` steps, and `begin` gave the sums.
+        unsafe { tile.run::<1, 1>() };
+        p.end(&target, spare);
     }
 }
 
@@ -254,11 +283,12 @@ impl<E: Element> Kernel for Blocks<'_, '_, E> {
     type Output = ();
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
+        let mut spare: Spare = [0.0; MOST_ROWS * PANEL];
         for group in self.plan.groups() {
             for slice in self.plan.slices() {
                 for panel in self.panels.clone() {
                     for block in group.clone() {
-                        self.block(s, block, panel, slice.clone());
+                        self.block(s, block, panel, &slice, &mut spare);
                     }
                 }
             }
@@ -267,52 +297,70 @@ impl<E: Element> Kernel for Blocks<'_, '_, E> {
 }
 
 impl<E: Element> Blocks<'_, '_, E> {
+    /// One block of rows by one panel, over one slice of the inputs.
     #[inline(always)]
-    fn block<S: Simd>(&self, s: S, block: usize, panel: usize, slice: Range<usize>) {
-        let rows = self.plan.rows_of(block);
-        by_height!(rows.len(), self.tile::<S>(s, rows.start, panel, slice));
-    }
-
-    #[inline(always)]
-    fn tile<S: Simd, const ROWS: usize>(
+    fn block<S: Simd>(
         &self,
         s: S,
-        first_row: usize,
+        block: usize,
         panel: usize,
-        slice: Range<usize>,
+        slice: &Range<usize>,
+        spare: &mut Spare,
     ) {
+        let p = self.product;
+        let rows = self.plan.rows_of(block);
+        let (first, last) = (slice.start == 0, slice.end == p.inputs);
+        let x = self.packed[rows.start * p.inputs + slice.start * rows.len()..].as_ptr();
+        let depth = slice.len();
+        let halves = if S::TILE_IS_WIDE { 1 } else { 2 };
+        for half in 0..halves {
+            let width = PANEL / halves;
+            let output = panel * PANEL + half * width;
+            let target = Target { rows: rows.clone(), output, width, first, last };
+            let Some((sums, sums_stride)) = p.begin(&target, spare) else { return };
+            // SAFETY: half `half` of `panel`, which this share holds.
+            let w = unsafe { p.panel(panel, slice.start).add(half * E::VECTOR) };
+            let operands = Operands { x, w, depth, sums, sums_stride, fresh: first };
+            by_height!(rows.len(), operands.tile::<S>(s));
+            p.end(&target, spare);
+        }
+    }
+}
+
+/// Operands of the tile of one block, whatever its height.
+struct Operands<E> {
+    x: *const f32,
+    w: *const E,
+    depth: usize,
+    sums: *mut f32,
+    sums_stride: usize,
+    fresh: bool,
+}
+
+impl<E: Element> Operands<E> {
+    #[inline(always)]
+    fn tile<S: Simd, const ROWS: usize>(&self, s: S) {
         if S::TILE_IS_WIDE {
-            self.vectors::<S, ROWS, 2>(s, first_row, (panel, 0), slice);
+            // SAFETY: the second half of the panel follows the first.
+            let second = unsafe { self.w.add(E::VECTOR) };
+            self.vectors::<S, ROWS, 2>(s, [self.w, second]);
         } else {
-            self.vectors::<S, ROWS, 1>(s, first_row, (panel, 0), slice.clone());
-            self.vectors::<S, ROWS, 1>(s, first_row, (panel, 1), slice);
+            self.vectors::<S, ROWS, 1>(s, [self.w]);
         }
     }
 
-    /// `VECTORS` vectors of a panel, from vector `half`.
     #[inline(always)]
     fn vectors<S: Simd, const ROWS: usize, const VECTORS: usize>(
         &self,
         s: S,
-        first_row: usize,
-        (panel, half): (usize, usize),
-        slice: Range<usize>,
+        w: [*const E; VECTORS],
     ) {
-        let p = self.product;
-        let ends = (slice.start == 0, slice.end == p.inputs);
-        let x = self.packed[first_row * p.inputs + slice.start * ROWS..].as_ptr();
-        let w = std::array::from_fn(|v| {
-            // SAFETY: half `half + v` of `panel`, which this share holds.
-            unsafe { p.panel(panel, slice.start).add((half + v) * E::VECTOR) }
-        });
-        let outputs = (first_row..first_row + ROWS, panel * PANEL + half * LANES, VECTORS * LANES);
-        p.place(s, outputs, ends, |sums, stride, fresh| {
-            let tile: Tile<S, E, ROWS, VECTORS, PANEL> =
-                Tile { s, x, w, depth: slice.len(), sums, sums_stride: stride, fresh };
-            // SAFETY: the block has `ROWS` values and the panel one step for each input of the slice;
-            // `place` gives the sums.
-            unsafe { tile.run::<ROWS, 1>() }
-        });
+        let Self { x, depth, sums, sums_stride, fresh, .. } = *self;
+        let tile: Tile<S, E, ROWS, VECTORS, PANEL> =
+            Tile { s, x, w, depth, sums, sums_stride, fresh };
+        // SAFETY: the block has `ROWS` values and the panel one step for each input of the slice;
+        // `begin` gave the sums.
+        unsafe { tile.run::<ROWS, 1>() }
     }
 }
 

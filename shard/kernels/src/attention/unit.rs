@@ -291,7 +291,10 @@ impl<E: Element> Work<'_, E> {
             let seen = seen_from(before + self.row_and_head(q).0, self.call.window);
             let (scores, _) =
                 self.scores[q * STEP_TOKENS..][..STEP_TOKENS].as_chunks_mut::<LANES>();
-            let mut v: [S::V; STEP_BLOCKS] = std::array::from_fn(|page| s.load(&scores[page]));
+            let mut v = [s.splat(0.0); STEP_BLOCKS];
+            for (v, scores) in v.iter_mut().zip(&*scores) {
+                *v = s.load(scores);
+            }
             if seen.start > first || seen.end < first + STEP_TOKENS {
                 mask(s, &mut v, first, &seen);
             }
