@@ -66,7 +66,7 @@ impl InFlight {
     pub async fn answered(self) -> anyhow::Result<StepAnswer> {
         let all = tokio::time::timeout(STEP_DEADLINE, try_join_all(self.0));
         let replies = all.await.context("a step was not answered within its deadline")??;
-        let replies = replies.into_iter().collect::<Result<Vec<_>, _>>()?;
+        let replies = replies.into_iter().collect::<Result<Vec<_>, _>>().map_err(refused)?;
         if let Some(error) = replies.iter().flat_map(|reply| &reply.errors).next() {
             bail!("sequence {}: {}", error.sequence, error.message);
         }
@@ -141,7 +141,7 @@ impl Group {
         &self,
         call: impl Fn(ShardClient<Channel>) -> BoxFuture<'static, Result<T, tonic::Status>>,
     ) -> anyhow::Result<Vec<T>> {
-        Ok(try_join_all(self.ranks.iter().map(|rank| call(rank.clone()))).await?)
+        try_join_all(self.ranks.iter().map(|rank| call(rank.clone()))).await.map_err(refused)
     }
 
     /// The next step drops these.
@@ -169,6 +169,11 @@ impl Group {
         });
         InFlight(sent.collect())
     }
+}
+
+/// A shard's refusal in its own words.
+fn refused(status: tonic::Status) -> anyhow::Error {
+    anyhow::anyhow!("{}: {}", status.code(), status.message())
 }
 
 async fn loaded(mut rank: ShardClient<Channel>, deadline: Duration) -> anyhow::Result<()> {
