@@ -69,6 +69,27 @@ pub enum Prompt {
     Messages(Vec<serde_json::Value>),
 }
 
+/// A conversation, as `apply_chat_template` of Hugging Face takes it.
+#[derive(Clone, Debug, Default)]
+pub struct Conversation {
+    pub messages: Vec<serde_json::Value>,
+    pub tools: Option<serde_json::Value>,
+    pub documents: Option<serde_json::Value>,
+    /// Further template variables (`chat_template_kwargs`).
+    pub variables: serde_json::Map<String, serde_json::Value>,
+    /// Ends the prompt where the assistant's next turn begins.
+    pub add_generation_prompt: bool,
+    /// Ends the prompt inside the last message, to be continued.
+    pub continue_final_message: bool,
+}
+
+impl Conversation {
+    /// The assistant is to answer `messages`.
+    pub fn to_answer(messages: Vec<serde_json::Value>) -> Self {
+        Self { messages, add_generation_prompt: true, ..Self::default() }
+    }
+}
+
 /// `None` means "as the model server does by default": greedy, unpenalised, up to the context's end.
 #[derive(Clone, Debug, Default)]
 pub struct Parameters {

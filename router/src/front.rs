@@ -1,4 +1,189 @@
-//! The real [`Generator`](crate::api::Generator): validation, tokenizer and dispatcher in a row.
+//! The real [`Generator`]: validation, tokenizer and dispatcher in a row.
+
+use std::time::SystemTime;
+
+use futures::{FutureExt, StreamExt, future::BoxFuture};
+use tracing::{Instrument, Span, field};
+
+use crate::{
+    api::{Conversation, GenerateRequest, Generation, Generator, Prompt, Readiness, ServedModel},
+    dispatcher::Dispatcher,
+    error::RouterError,
+    shard_group::{BLOCK_TOKENS, GroupInfo},
+    tokenizer::TextPipeline,
+    validation::{self, Limits, ValidRequest},
+};
+
+/// What is known of the served model before the shards are up.
+#[derive(Clone, Debug)]
+pub struct FrontSettings {
+    pub name: String,
+    pub tp: u32,
+    pub pp: u32,
+    pub max_sequences: u32,
+    pub max_batch_tokens: u32,
+    pub eos_token_ids: Vec<u32>,
+}
 
 /// Serves requests from one group of shards.
-pub struct Front {}
+pub struct Front {
+    settings: FrontSettings,
+    created_s: u64,
+    /// `None` for a model without a tokenizer: it takes and gives ids.
+    text: Option<TextPipeline>,
+    dispatcher: Dispatcher,
+}
+
+impl Front {
+    pub fn new(
+        settings: FrontSettings,
+        text: Option<TextPipeline>,
+        dispatcher: Dispatcher,
+    ) -> Self {
+        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        Self { settings, created_s: now.as_secs(), text, dispatcher }
+    }
+
+    /// The engine's figures, or why there is no use in asking.
+    fn engine(&self) -> Result<GroupInfo, RouterError> {
+        match self.dispatcher.readiness() {
+            Readiness::Draining => return Err(RouterError::ShuttingDown),
+            Readiness::Starting(detail) => return Err(RouterError::NotReady(detail)),
+            // While lost, requests wait in the queue for the next group.
+            Readiness::Ready | Readiness::Lost(_) => {}
+        }
+        let starting = || RouterError::NotReady("the shards have not started yet".to_owned());
+        self.dispatcher.engine().ok_or_else(starting)
+    }
+
+    fn text(&self, field: &'static str) -> Result<&TextPipeline, RouterError> {
+        self.text.as_ref().ok_or_else(|| RouterError::Unsupported {
+            field,
+            message: format!("{field}: the model has no tokenizer; send token ids"),
+        })
+    }
+
+    async fn admit(&self, request: GenerateRequest) -> Result<Generation, RouterError> {
+        let engine = self.engine()?;
+        let limits = Limits {
+            max_model_len: engine.max_model_len,
+            vocab_size: engine.vocab_size,
+            eos_token_ids: self.settings.eos_token_ids.clone(),
+        };
+        let valid = tracing::info_span!("validate").in_scope(|| {
+            if let Prompt::Text(text) = &request.prompt {
+                validation::check_text(text, &limits)?;
+            }
+            validation::parameters(request.parameters.clone(), &limits, made_up_seed())
+        })?;
+        let ids = self.ids_of(request.prompt, request.parameters.add_special_tokens, &limits);
+        let ids = ids.instrument(tracing::info_span!("tokenize")).await?;
+        let request = validation::fit(request.request_id, ids, valid, &limits)?;
+        self.submit(request).await
+    }
+
+    async fn submit(&self, request: ValidRequest) -> Result<Generation, RouterError> {
+        let span = Span::current();
+        span.record("gen_ai.usage.input_tokens", request.prompt_ids.len());
+        span.record("gen_ai.request.max_tokens", request.max_new_tokens);
+        let sampling = &request.parameters.sampling;
+        span.record("gen_ai.request.temperature", f64::from(sampling.temperature));
+        let (request_id, seed) = (request.request_id.clone(), sampling.seed);
+        let prompt_ids = request.prompt_ids.clone();
+        let events = self.dispatcher.submit(request, span).await?;
+        Ok(Generation { request_id, prompt_ids, seed, events: events.boxed() })
+    }
+
+    async fn ids_of(
+        &self,
+        prompt: Prompt,
+        add_special_tokens: Option<bool>,
+        limits: &Limits,
+    ) -> Result<Vec<u32>, RouterError> {
+        let conversation = match prompt {
+            Prompt::Ids(ids) => return Ok(ids),
+            Prompt::Text(text) => {
+                let add_special_tokens = add_special_tokens.unwrap_or(true);
+                return self.text("prompt")?.encode(text, add_special_tokens).await;
+            }
+            Prompt::Messages(messages) => Conversation::to_answer(messages),
+        };
+        let rendered = self.text("messages")?.render(conversation).await?;
+        validation::check_text(rendered.text(), limits)?;
+        self.text("messages")?.encode_rendered(rendered).await
+    }
+}
+
+impl Generator for Front {
+    fn generate(&self, request: GenerateRequest) -> BoxFuture<'_, Result<Generation, RouterError>> {
+        let span = tracing::info_span!(
+            "generate",
+            request_id = %request.request_id,
+            gen_ai.operation.name = "generate",
+            gen_ai.request.model = %self.settings.name,
+            gen_ai.request.max_tokens = field::Empty,
+            gen_ai.request.temperature = field::Empty,
+            gen_ai.usage.input_tokens = field::Empty,
+            gen_ai.usage.output_tokens = field::Empty,
+            gen_ai.response.finish_reasons = field::Empty,
+        );
+        self.admit(request).instrument(span).boxed()
+    }
+
+    fn encode(
+        &self,
+        text: String,
+        add_special_tokens: bool,
+    ) -> BoxFuture<'_, Result<Vec<u32>, RouterError>> {
+        async move {
+            let most = self.dispatcher.engine().map(|engine| engine.max_model_len);
+            if let Some(max_model_len) = most {
+                let limits = Limits { max_model_len, vocab_size: 0, eos_token_ids: Vec::new() };
+                validation::check_text(&text, &limits)?;
+            }
+            self.text("text")?.encode(text, add_special_tokens).await
+        }
+        .boxed()
+    }
+
+    fn decode(&self, ids: Vec<u32>) -> BoxFuture<'_, Result<String, RouterError>> {
+        async move { self.text("tokens")?.decode(ids).await }.boxed()
+    }
+
+    fn render(
+        &self,
+        messages: Vec<serde_json::Value>,
+    ) -> BoxFuture<'_, Result<String, RouterError>> {
+        async move {
+            let conversation = Conversation::to_answer(messages);
+            Ok(self.text("messages")?.render(conversation).await?.into_text())
+        }
+        .boxed()
+    }
+
+    fn model(&self) -> ServedModel {
+        let engine = self.dispatcher.engine();
+        let engine = engine.as_ref();
+        ServedModel {
+            name: self.settings.name.clone(),
+            created_s: self.created_s,
+            tp: self.settings.tp,
+            pp: self.settings.pp,
+            dtype: engine.map(|engine| engine.dtype.clone()).unwrap_or_default(),
+            max_model_len: engine.map_or(0, |engine| engine.max_model_len),
+            max_sequences: self.settings.max_sequences,
+            max_batch_tokens: self.settings.max_batch_tokens,
+            kv_blocks: engine.map_or(0, |engine| engine.num_blocks),
+            kv_block_tokens: BLOCK_TOKENS,
+        }
+    }
+
+    fn readiness(&self) -> Readiness {
+        self.dispatcher.readiness()
+    }
+}
+
+/// Small enough to survive JSON readers that hold numbers as doubles.
+fn made_up_seed() -> u64 {
+    uuid::Uuid::new_v4().as_u64_pair().1 >> 11
+}

@@ -3,9 +3,22 @@
 #![forbid(unsafe_code)]
 
 pub mod api;
+pub mod chat_template;
+pub mod config;
+pub mod detokenizer;
+pub mod dispatcher;
 pub mod error;
 pub mod front;
+pub mod grpc;
 pub mod http;
 pub mod metrics;
+pub mod readiness;
+pub mod server;
+pub mod shard_group;
+pub mod shutdown;
 pub mod sse;
 pub mod stack;
+pub mod stop;
+pub mod tokenizer;
+pub mod validation;
+pub mod vocabulary;

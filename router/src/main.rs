@@ -1,1 +1,37 @@
-fn main() {}
+//! `trireme-router`: arguments, telemetry, then [`trireme_router::server::run`].
+
+use std::time::Duration;
+
+use clap::Parser;
+use trireme_router::{
+    config::Args,
+    server::{self, Listeners},
+    shutdown,
+};
+
+/// The last spans may take this long to leave.
+const FLUSH_LIMIT: Duration = Duration::from_secs(2);
+
+fn main() -> anyhow::Result<()> {
+    let args = Args::parse();
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
+    let (outcome, telemetry) = runtime.block_on(async {
+        let telemetry = trireme_telemetry::install(
+            "trireme-router",
+            args.log_format.into(),
+            args.otlp_endpoint.as_deref(),
+        )?;
+        anyhow::Ok((serve(args).await, telemetry))
+    })?;
+    telemetry.flush(FLUSH_LIMIT);
+    // Threads that still read for nobody must not hold up the end.
+    runtime.shutdown_timeout(Duration::from_secs(1));
+    outcome
+}
+
+async fn serve(args: Args) -> anyhow::Result<()> {
+    let config = args.into_config()?;
+    let shutdown = shutdown::on_signals()?;
+    let listeners = Listeners::bind(&config).await?;
+    server::run(config, listeners, shutdown).await
+}

@@ -1,0 +1,319 @@
+//! Arguments to a checked configuration, once, at the edge.
+
+use std::{
+    fmt,
+    net::{IpAddr, SocketAddr},
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
+
+use anyhow::{Context, bail, ensure};
+use subtle::ConstantTimeEq;
+use trireme_telemetry::LogFormat;
+
+use crate::{dispatcher::DispatcherSettings, shard_group::GroupSettings};
+
+/// Tokens that a client may fall behind before it is dropped: minutes of reading, under a megabyte.
+const LAG_TOKENS: usize = 4096;
+
+/// Serves one model over HTTP and gRPC from shards that run already.
+#[derive(Clone, Debug, clap::Parser)]
+#[command(name = "trireme-router", version, about)]
+pub struct Args {
+    /// Model folder or file; the router reads its tokenizer, chat template and config.
+    #[arg(long, env = "TRIREME_MODEL", value_name = "PATH")]
+    pub model: PathBuf,
+    /// `dummy`: only the config is read, and prompts are token ids.
+    #[arg(long, env = "TRIREME_LOAD_FORMAT", value_enum, default_value = "auto")]
+    pub load_format: LoadFormat,
+    /// Socket of a shard, `unix:PATH`; one for each rank, in rank order.
+    #[arg(long = "shard", required = true, value_name = "unix:PATH")]
+    pub shards: Vec<String>,
+    /// Ranks of a stage.
+    #[arg(long, env = "TRIREME_TP", default_value_t = 1, value_name = "N")]
+    pub tp: u32,
+    /// Stages.
+    #[arg(long, env = "TRIREME_PP", default_value_t = 1, value_name = "N")]
+    pub pp: u32,
+    #[arg(long, env = "TRIREME_HOST", default_value = "127.0.0.1")]
+    pub host: IpAddr,
+    /// HTTP port; 0 takes a free one.
+    #[arg(long, env = "TRIREME_PORT", default_value_t = 8000)]
+    pub port: u16,
+    /// gRPC port; 0 takes a free one.
+    #[arg(long, env = "TRIREME_GRPC_PORT", default_value_t = 8001)]
+    pub grpc_port: u16,
+    /// Unix socket (mode 0600) on which the gRPC API is served too, without an API key.
+    #[arg(long, value_name = "PATH")]
+    pub control_socket: Option<PathBuf>,
+    /// Name of the model in the APIs; by default the last part of its path.
+    #[arg(long, env = "TRIREME_SERVED_MODEL_NAME", value_name = "NAME")]
+    pub served_model_name: Option<String>,
+    /// Most tokens of prompt and answer together; by default what model and KV memory allow.
+    #[arg(long, env = "TRIREME_MAX_MODEL_LEN", value_name = "TOKENS")]
+    pub max_model_len: Option<u32>,
+    /// Most tokens computed in one step.
+    #[arg(long, env = "TRIREME_MAX_BATCH_TOKENS", default_value_t = 512, value_name = "TOKENS")]
+    pub max_batch_tokens: u32,
+    /// Most requests running at once.
+    #[arg(long, env = "TRIREME_MAX_SEQUENCES", default_value_t = 64, value_name = "N")]
+    pub max_sequences: u32,
+    /// Most requests waiting; one more is refused with 429.
+    #[arg(long, env = "TRIREME_MAX_WAITING", default_value_t = 1024, value_name = "N")]
+    pub max_waiting: usize,
+    /// Steps sent before the oldest is answered; by default pp + 1.
+    #[arg(long, env = "TRIREME_STEPS_IN_FLIGHT", value_name = "N")]
+    pub steps_in_flight: Option<usize>,
+    /// Compute every prompt from its start.
+    #[arg(long, env = "TRIREME_NO_PREFIX_CACHE")]
+    pub no_prefix_cache: bool,
+    /// A step that takes longer is a lost group.
+    #[arg(long, env = "TRIREME_STEP_DEADLINE_MS", default_value_t = 30_000, value_name = "MS")]
+    pub step_deadline_ms: u32,
+    /// The shards must serve for the first time within this.
+    #[arg(long, env = "TRIREME_START_DEADLINE_S", default_value_t = 600, value_name = "S")]
+    pub start_deadline_s: u64,
+    /// At shutdown, running requests may take this long to finish.
+    #[arg(long, env = "TRIREME_DRAIN_DEADLINE_S", default_value_t = 30, value_name = "S")]
+    pub drain_deadline_s: u64,
+    /// File that holds the API key; without it the APIs are open.
+    #[arg(long, env = "TRIREME_API_KEY_FILE", value_name = "PATH")]
+    pub api_key_file: Option<PathBuf>,
+    /// Jinja chat template that replaces the model's own.
+    #[arg(long, env = "TRIREME_CHAT_TEMPLATE", value_name = "FILE")]
+    pub chat_template: Option<PathBuf>,
+    #[arg(long, env = "TRIREME_LOG_FORMAT", value_enum, default_value = "text")]
+    pub log_format: LogStyle,
+    /// Collector of traces (OTLP over gRPC).
+    #[arg(long, env = "TRIREME_OTLP_ENDPOINT", value_name = "URL")]
+    pub otlp_endpoint: Option<String>,
+    /// Names this server among others of the host; by default its process id.
+    #[arg(long, value_name = "NAME")]
+    pub instance: Option<String>,
+    /// Most bytes of a request body.
+    #[arg(long, env = "TRIREME_MAX_BODY_BYTES", default_value_t = 16 << 20, value_name = "BYTES")]
+    pub max_body_bytes: usize,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum LoadFormat {
+    Auto,
+    Dummy,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+pub enum LogStyle {
+    Text,
+    Json,
+}
+
+impl From<LogStyle> for LogFormat {
+    fn from(style: LogStyle) -> Self {
+        match style {
+            LogStyle::Text => Self::Text,
+            LogStyle::Json => Self::Json,
+        }
+    }
+}
+
+/// A key that no log shows and no comparison leaks.
+#[derive(Clone)]
+pub struct ApiKey(Arc<[u8]>);
+
+impl ApiKey {
+    /// `None` for an empty key, which would let everybody in.
+    pub fn new(key: &str) -> Option<Self> {
+        let key = key.trim();
+        (!key.is_empty()).then(|| Self(key.as_bytes().into()))
+    }
+
+    fn read(path: &Path) -> anyhow::Result<Self> {
+        let text = std::fs::read_to_string(path)
+            .with_context(|| format!("--api-key-file {}", path.display()))?;
+        Self::new(&text).with_context(|| format!("--api-key-file {} is empty", path.display()))
+    }
+
+    /// The key itself, for a holder that guards it as well.
+    pub fn reveal(&self) -> String {
+        String::from_utf8_lossy(&self.0).into_owned()
+    }
+
+    /// In time that does not depend on where they differ.
+    pub fn matches(&self, given: &[u8]) -> bool {
+        self.0.ct_eq(given).into()
+    }
+}
+
+impl fmt::Debug for ApiKey {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        out.write_str("ApiKey(..)")
+    }
+}
+
+/// All that a router needs to run, checked.
+#[derive(Clone, Debug)]
+pub struct Config {
+    pub model: PathBuf,
+    pub load_format: LoadFormat,
+    pub served_model_name: String,
+    pub http_address: SocketAddr,
+    pub grpc_address: SocketAddr,
+    pub control_socket: Option<PathBuf>,
+    pub group: GroupSettings,
+    pub max_waiting: usize,
+    pub prefix_cache: bool,
+    pub drain_deadline: Duration,
+    pub api_key: Option<ApiKey>,
+    /// The template's text.
+    pub chat_template: Option<String>,
+    pub max_body_bytes: usize,
+}
+
+impl Args {
+    /// Reads the files that arguments name and checks what depends on several of them.
+    pub fn into_config(self) -> anyhow::Result<Config> {
+        let ranks = u64::from(self.tp) * u64::from(self.pp);
+        let given = self.shards.len() as u64;
+        ensure!(self.tp > 0, "--tp must be at least 1, not 0");
+        ensure!(self.pp > 0, "--pp must be at least 1, not 0");
+        ensure!(
+            given == ranks,
+            "--shard must be given {ranks} times for --tp {} --pp {}, not {given} times",
+            self.tp,
+            self.pp
+        );
+        let at_least_1 = [
+            ("--max-batch-tokens", self.max_batch_tokens as usize),
+            ("--max-sequences", self.max_sequences as usize),
+            ("--max-waiting", self.max_waiting),
+            ("--steps-in-flight", self.steps_in_flight.unwrap_or(1)),
+            ("--step-deadline-ms", self.step_deadline_ms as usize),
+            ("--max-body-bytes", self.max_body_bytes),
+        ];
+        for (name, value) in at_least_1 {
+            ensure!(value > 0, "{name} must be at least 1, not 0");
+        }
+        if let Some(tokens @ 0..2) = self.max_model_len {
+            bail!("--max-model-len must be at least 2, not {tokens}");
+        }
+        if self.max_sequences > self.max_batch_tokens {
+            bail!(
+                "--max-sequences {} is over --max-batch-tokens {}: a step has one token for each",
+                self.max_sequences,
+                self.max_batch_tokens
+            );
+        }
+        let read = |path: &PathBuf| {
+            std::fs::read_to_string(path)
+                .with_context(|| format!("--chat-template {}", path.display()))
+        };
+        Ok(Config {
+            served_model_name: self.served_model_name.clone().unwrap_or_else(|| self.name()),
+            http_address: (self.host, self.port).into(),
+            grpc_address: (self.host, self.grpc_port).into(),
+            group: self.group()?,
+            max_waiting: self.max_waiting,
+            prefix_cache: !self.no_prefix_cache,
+            drain_deadline: Duration::from_secs(self.drain_deadline_s),
+            api_key: self.api_key_file.as_deref().map(ApiKey::read).transpose()?,
+            chat_template: self.chat_template.as_ref().map(read).transpose()?,
+            max_body_bytes: self.max_body_bytes,
+            control_socket: self.control_socket,
+            load_format: self.load_format,
+            model: self.model,
+        })
+    }
+
+    fn name(&self) -> String {
+        let last = self.model.file_name().map(|name| name.to_string_lossy().into_owned());
+        last.unwrap_or_else(|| "model".to_owned())
+    }
+
+    fn group(&self) -> anyhow::Result<GroupSettings> {
+        let socket = |address: &String| match address.strip_prefix("unix:") {
+            Some(path) if !path.is_empty() => Ok(PathBuf::from(path)),
+            _ => bail!("--shard must be unix:PATH, not {address:?}"),
+        };
+        let instance = self.instance.clone().unwrap_or_else(|| std::process::id().to_string());
+        let is_plain = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
+        ensure!(
+            (1..=64).contains(&instance.len()) && instance.chars().all(is_plain),
+            "--instance must be 1 to 64 letters, digits, '-', '_' or '.', not {instance:?}"
+        );
+        Ok(GroupSettings {
+            sockets: self.shards.iter().map(socket).collect::<anyhow::Result<_>>()?,
+            tp: self.tp,
+            pp: self.pp,
+            instance,
+            step_deadline: Duration::from_millis(self.step_deadline_ms.into()),
+            start_deadline: Duration::from_secs(self.start_deadline_s),
+            steps_in_flight: self.steps_in_flight.unwrap_or(self.pp as usize + 1),
+            max_batch_tokens: self.max_batch_tokens,
+            max_sequences: self.max_sequences,
+            max_model_len: self.max_model_len,
+        })
+    }
+}
+
+impl Config {
+    pub fn dispatcher(&self, eos_token_ids: Vec<u32>) -> DispatcherSettings {
+        DispatcherSettings {
+            group: self.group.clone(),
+            max_waiting: self.max_waiting,
+            lag_tokens: LAG_TOKENS,
+            prefix_cache: self.prefix_cache,
+            drain_deadline: self.drain_deadline,
+            eos_token_ids,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use clap::Parser;
+
+    use super::*;
+
+    fn config(args: &[&str]) -> Result<Config, String> {
+        let args = ["trireme-router", "--model", "/m/name"].iter().chain(args);
+        let args = Args::try_parse_from(args).map_err(|error| error.to_string())?;
+        args.into_config().map_err(|error| error.to_string())
+    }
+
+    fn check_refused(args: &[&str], expect: &str) {
+        let error = config(args).unwrap_err();
+        assert!(error.contains(expect), "{error}");
+    }
+
+    #[test]
+    fn refuses_what_cannot_work() {
+        check_refused(&[], "--shard");
+        check_refused(&["--shard", "tcp:1"], "must be unix:PATH, not \"tcp:1\"");
+        check_refused(&["--shard", "unix:/a", "--tp", "2"], "2 times");
+        check_refused(&["--shard", "unix:/a", "--tp", "0"], "--tp must be at least 1");
+        check_refused(&["--shard", "unix:/a", "--max-model-len", "1"], "at least 2, not 1");
+        check_refused(&["--shard", "unix:/a", "--max-batch-tokens", "8"], "--max-sequences 64");
+        check_refused(&["--shard", "unix:/a", "--instance", "a/b"], "--instance");
+        check_refused(&["--shard", "unix:/a", "--api-key-file", "/nope"], "--api-key-file /nope");
+    }
+
+    #[test]
+    fn defaults_follow_the_contract() {
+        let config = config(&["--shard", "unix:/a", "--shard", "unix:/b", "--pp", "2"]).unwrap();
+        assert_eq!(config.served_model_name, "name");
+        assert_eq!(config.group.steps_in_flight, 3);
+        assert_eq!(config.group.sockets, [PathBuf::from("/a"), PathBuf::from("/b")]);
+        assert_eq!(config.group.max_batch_tokens, 512);
+        assert!(config.prefix_cache);
+        assert_eq!(config.http_address.to_string(), "127.0.0.1:8000");
+    }
+
+    #[test]
+    fn keys_stay_out_of_logs() {
+        let key = ApiKey::new(" secret\n").unwrap();
+        assert!(key.matches(b"secret") && !key.matches(b"secreT") && !key.matches(b""));
+        assert_eq!(format!("{key:?}"), "ApiKey(..)");
+        assert!(ApiKey::new(" \n").is_none());
+    }
+}

@@ -1,0 +1,132 @@
+//! The loop, and its handle. It is the sole owner of the scheduler and of every running request:
+//! take commands, schedule, send steps, apply results in order, send events.
+
+mod active;
+mod engine_loop;
+mod events;
+mod lifecycle;
+mod link;
+mod sent_step;
+
+use std::{sync::Arc, time::Duration};
+
+use tokio::{
+    sync::{mpsc, oneshot, watch},
+    task::JoinHandle,
+};
+use tokio_util::sync::CancellationToken;
+use tracing::Span;
+use trireme_scheduler::SequenceId;
+
+use crate::{
+    api::{GenerateEvent, Readiness},
+    detokenizer::TextDecoder,
+    error::RouterError,
+    metrics,
+    shard_group::{GroupError, GroupInfo, GroupSettings},
+    validation::ValidRequest,
+};
+use engine_loop::EngineLoop;
+pub use events::EventStream;
+
+/// What the loop runs with.
+#[derive(Clone, Debug)]
+pub struct DispatcherSettings {
+    pub group: GroupSettings,
+    /// Sequences in the queue, and commands on their way to the loop.
+    pub max_waiting: usize,
+    /// Tokens that a client may fall behind; bounds the memory of a request that nobody reads.
+    pub lag_tokens: usize,
+    pub prefix_cache: bool,
+    pub drain_deadline: Duration,
+    /// Tells `EndOfSequence` from a stop id that a client gave.
+    pub eos_token_ids: Vec<u32>,
+}
+
+/// A request on its way into the loop.
+struct Submission {
+    request: ValidRequest,
+    span: Span,
+    events: mpsc::Sender<GenerateEvent>,
+    admitted: oneshot::Sender<Result<SequenceId, RouterError>>,
+}
+
+/// The loop's handle.
+#[derive(Clone)]
+pub struct Dispatcher {
+    submissions: mpsc::Sender<Submission>,
+    cancels: mpsc::UnboundedSender<SequenceId>,
+    readiness: watch::Receiver<Readiness>,
+    engine: watch::Receiver<Option<GroupInfo>>,
+    max_waiting: usize,
+    lag_tokens: usize,
+}
+
+/// Ends when the drain that `shutdown` starts is over, or when the shards can never serve.
+pub type DispatcherTask = JoinHandle<Result<(), GroupError>>;
+
+impl Dispatcher {
+    /// `decoder`: `None` for a model without a tokenizer, whose answers are ids without text.
+    pub fn start(
+        settings: DispatcherSettings,
+        decoder: Option<Arc<TextDecoder>>,
+        shutdown: CancellationToken,
+    ) -> (Self, DispatcherTask) {
+        let (submissions, inbox) = mpsc::channel(settings.max_waiting.max(1));
+        // Not bounded by itself, but each admitted request puts in at most one id.
+        let (cancels, cancelled) = mpsc::unbounded_channel();
+        let starting = Readiness::Starting("connecting to the shards".to_owned());
+        let (readiness_sender, readiness) = watch::channel(starting);
+        let (engine_sender, engine) = watch::channel(None);
+        let (max_waiting, lag_tokens) = (settings.max_waiting, settings.lag_tokens);
+        let ends = engine_loop::Ends {
+            submissions: inbox,
+            cancels: cancelled,
+            readiness: readiness_sender,
+            engine: engine_sender,
+            shutdown,
+        };
+        let task = tokio::spawn(EngineLoop::new(settings, decoder, ends).run());
+        (Self { submissions, cancels, readiness, engine, max_waiting, lag_tokens }, task)
+    }
+
+    /// Puts a request into the queue. The error comes before any event: the queue is full, the
+    /// sequence can never fit, or the server is not serving.
+    pub async fn submit(
+        &self,
+        request: ValidRequest,
+        span: Span,
+    ) -> Result<EventStream, RouterError> {
+        // One place is kept for the event that ends the answer.
+        let places = (request.max_new_tokens as usize).min(self.lag_tokens) + 1;
+        let (events, receiver) = mpsc::channel(places);
+        let (admitted, admission) = oneshot::channel();
+        let submission = Submission { request, span, events, admitted };
+        self.submissions.try_send(submission).map_err(|error| match error {
+            mpsc::error::TrySendError::Full(_) => overloaded(self.max_waiting),
+            mpsc::error::TrySendError::Closed(_) => RouterError::ShuttingDown,
+        })?;
+        let id = admission.await.map_err(|_| RouterError::ShuttingDown)??;
+        Ok(EventStream::new(id, receiver, self.cancels.clone()))
+    }
+
+    pub fn readiness(&self) -> Readiness {
+        self.readiness.borrow().clone()
+    }
+
+    /// Changes of readiness, for health services.
+    pub fn watch_readiness(&self) -> watch::Receiver<Readiness> {
+        self.readiness.clone()
+    }
+
+    /// What the shards agreed on last; `None` before they served for the first time.
+    pub fn engine(&self) -> Option<GroupInfo> {
+        self.engine.borrow().clone()
+    }
+}
+
+/// A full queue empties at the speed of answers; a second is the least that helps.
+fn overloaded(limit: usize) -> RouterError {
+    metrics::refused();
+    RouterError::Overloaded { limit, retry_after_s: 1 }
+}

@@ -1,0 +1,212 @@
+//! One running request: its text so far, and the way to its client.
+
+use std::sync::Arc;
+
+use tokio::sync::mpsc;
+use tracing::Span;
+use trireme_proto::shard::v1 as proto;
+
+use super::lifecycle::Lifecycle;
+use crate::{
+    api::{FinishReason, Finished, GenerateEvent, StopCause, Token, TopToken, Usage},
+    detokenizer::{Detokenizer, TextDecoder},
+    error::RouterError,
+    metrics::Outcome,
+    shard_group,
+    stop::StopMatcher,
+    validation::ValidRequest,
+};
+
+/// How a token leaves the request.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Progress {
+    Running,
+    /// A stop string is complete; the request wants to be finished.
+    StopString(String),
+    /// The client is too far behind, or gone.
+    Abandoned(Abandoned),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Abandoned {
+    Slow,
+    Gone,
+}
+
+pub struct ActiveRequest {
+    lifecycle: Lifecycle,
+    request: ValidRequest,
+    decoder: Option<Arc<TextDecoder>>,
+    detokenizer: Option<Detokenizer>,
+    stops: StopMatcher,
+    events: mpsc::Sender<GenerateEvent>,
+    text: String,
+    completion_tokens: u32,
+    cached_tokens: u32,
+    last_token: Option<u32>,
+}
+
+impl ActiveRequest {
+    pub fn new(
+        request: ValidRequest,
+        lifecycle: Lifecycle,
+        decoder: Option<Arc<TextDecoder>>,
+        events: mpsc::Sender<GenerateEvent>,
+    ) -> Self {
+        let parameters = &request.parameters;
+        let skip_special = parameters.skip_special_tokens;
+        Self {
+            detokenizer: decoder.clone().map(|decoder| Detokenizer::new(decoder, skip_special)),
+            stops: StopMatcher::new(parameters.stop.clone(), parameters.include_stop),
+            lifecycle,
+            decoder,
+            events,
+            text: String::new(),
+            completion_tokens: 0,
+            cached_tokens: 0,
+            last_token: None,
+            request,
+        }
+    }
+
+    /// The request's own span, to link steps to.
+    pub fn span(&self) -> &Span {
+        self.lifecycle.span()
+    }
+
+    /// What the shards need to sample it.
+    pub fn wire_sampling(&self) -> proto::Sampling {
+        let parameters = &self.request.parameters;
+        let (least, stops) = (parameters.min_new_tokens, &parameters.stop_token_ids);
+        shard_group::sampling(&parameters.sampling, least, stops)
+    }
+
+    pub fn started(&mut self, cached_tokens: usize) {
+        let cached_tokens = cached_tokens as u32;
+        if self.lifecycle.started(self.request.prompt_ids.len() as u32, cached_tokens) {
+            self.cached_tokens = cached_tokens;
+        }
+    }
+
+    /// Takes one token. `ends`: it is the id that ends the answer, which gives no text unless the
+    /// stop is to be included.
+    pub fn token(&mut self, out: &proto::TokenOut, ends: bool) -> Progress {
+        self.lifecycle.token();
+        self.completion_tokens += 1;
+        self.last_token = Some(out.token);
+        let (text, found) = if ends && !self.request.parameters.include_stop {
+            (String::new(), None)
+        } else {
+            let decoded = self.detokenizer.as_mut().map(|decode| decode.push(out.token));
+            self.scan(&decoded.unwrap_or_default())
+        };
+        self.text.push_str(&text);
+        let token = self.describe(out, text);
+        match (self.send(token), found) {
+            (Ok(()), None) => Progress::Running,
+            (Ok(()), Some(stop)) => Progress::StopString(stop),
+            (Err(abandoned), _) => Progress::Abandoned(abandoned),
+        }
+    }
+
+    /// As in vLLM, stop strings count only once the least number of tokens is there.
+    fn scan(&mut self, text: &str) -> (String, Option<String>) {
+        if self.completion_tokens <= self.request.parameters.min_new_tokens {
+            return (text.to_owned(), None);
+        }
+        let (text, found) = self.stops.push(text);
+        (text, found.map(|found| found.stop))
+    }
+
+    fn describe(&self, out: &proto::TokenOut, text: String) -> Token {
+        let sampling = &self.request.parameters.sampling;
+        let vocabulary = self.decoder.as_ref().map(|decoder| &decoder.vocabulary);
+        let piece = |id| vocabulary.map(|known| known.piece(id)).unwrap_or_default();
+        let bytes = |id| vocabulary.map(|known| known.bytes(id).to_vec()).unwrap_or_default();
+        let top = out.top.iter().take(sampling.top_logprobs as usize).map(|top| TopToken {
+            id: top.token,
+            piece: piece(top.token),
+            bytes: bytes(top.token),
+            logprob: top.logprob,
+        });
+        Token {
+            id: out.token,
+            text,
+            piece: piece(out.token),
+            bytes: bytes(out.token),
+            special: vocabulary.is_some_and(|known| known.is_special(out.token)),
+            logprob: sampling.logprobs.then_some(out.logprob),
+            top: top.collect(),
+        }
+    }
+
+    /// Never waits: one place stays free for the last event.
+    fn send(&self, token: Token) -> Result<(), Abandoned> {
+        if self.events.is_closed() {
+            return Err(Abandoned::Gone);
+        }
+        if self.events.capacity() <= 1 {
+            return Err(Abandoned::Slow);
+        }
+        self.events.try_send(GenerateEvent::Token(token)).map_err(|_| Abandoned::Gone)
+    }
+
+    /// The scheduler ended it: by an id, or by length.
+    pub fn finish(mut self, reason: FinishReason, eos_token_ids: &[u32]) {
+        let stop = match (reason, self.last_token) {
+            (FinishReason::Stop, Some(id)) if eos_token_ids.contains(&id) => {
+                Some(StopCause::EndOfSequence(id))
+            }
+            (FinishReason::Stop, Some(id)) => Some(StopCause::TokenId(id)),
+            _ => None,
+        };
+        let left = self.detokenizer.as_mut().map(Detokenizer::finish).unwrap_or_default();
+        let (mut rest, found) = self.scan(&left);
+        if found.is_none() {
+            rest.push_str(&self.stops.flush());
+        }
+        self.end(reason, rest, stop);
+    }
+
+    /// A stop string ended it; the text ends there.
+    pub fn finish_at_stop_string(self, stop: String) {
+        self.end(FinishReason::Stop, String::new(), Some(StopCause::Text(stop)));
+    }
+
+    fn end(mut self, reason: FinishReason, rest: String, stop: Option<StopCause>) {
+        self.text.push_str(&rest);
+        let outcome = match reason {
+            FinishReason::Length => Outcome::Length,
+            FinishReason::Stop => Outcome::Stop,
+        };
+        self.lifecycle.ended(outcome, self.completion_tokens);
+        let usage = Usage {
+            prompt_tokens: self.request.prompt_ids.len() as u32,
+            completion_tokens: self.completion_tokens,
+            cached_tokens: self.cached_tokens,
+        };
+        let finished = Finished { reason, text: self.text, rest, stop, usage };
+        // A client that left does not hear it.
+        let _ = self.events.try_send(GenerateEvent::Finished(finished));
+    }
+
+    pub fn fail(self, error: RouterError) {
+        self.lifecycle.ended(Outcome::Failed, self.completion_tokens);
+        let _ = self.events.try_send(GenerateEvent::Failed(error));
+    }
+
+    pub fn fail_abandoned(self, abandoned: Abandoned) {
+        match abandoned {
+            Abandoned::Slow => {
+                let limit = self.events.max_capacity() - 1;
+                self.fail(RouterError::SlowReader { limit });
+            }
+            Abandoned::Gone => self.cancelled(),
+        }
+    }
+
+    /// The client left; nobody hears.
+    pub fn cancelled(self) {
+        self.lifecycle.ended(Outcome::Cancelled, self.completion_tokens);
+    }
+}

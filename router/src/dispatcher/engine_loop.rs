@@ -1,0 +1,422 @@
+//! One turn after the other: see [`super`].
+
+use std::{
+    collections::{HashMap, VecDeque},
+    sync::Arc,
+    time::Instant,
+};
+
+use tokio::sync::{mpsc, watch};
+use tokio_util::sync::CancellationToken;
+use trireme_proto::shard::v1 as proto;
+use trireme_scheduler::{
+    Event, FailReason, FinishReason, Limits, NewSequence, Rejection, Scheduler, SequenceId,
+    StepOutput,
+};
+
+use super::{
+    DispatcherSettings, Submission,
+    active::{ActiveRequest, Progress},
+    lifecycle::Lifecycle,
+    link::{Link, LinkEvent},
+    overloaded,
+    sent_step::SentStep,
+};
+use crate::{
+    api::{self, Readiness},
+    detokenizer::TextDecoder,
+    error::RouterError,
+    metrics,
+    shard_group::{BLOCK_TOKENS, GroupError, GroupInfo, ShardGroup, StepRequest, StepResult},
+    validation::ValidRequest,
+};
+
+/// Submissions taken in one turn, so that those that arrive together share a step and results
+/// still get their turn.
+const SUBMISSIONS_A_TURN: usize = 64;
+
+/// The loop's ends of the handle's channels.
+pub struct Ends {
+    pub submissions: mpsc::Receiver<Submission>,
+    pub cancels: mpsc::UnboundedReceiver<SequenceId>,
+    pub readiness: watch::Sender<Readiness>,
+    pub engine: watch::Sender<Option<GroupInfo>>,
+    pub shutdown: CancellationToken,
+}
+
+pub struct EngineLoop {
+    settings: DispatcherSettings,
+    decoder: Option<Arc<TextDecoder>>,
+    ends: Ends,
+    link: Link,
+    /// `None` before the first group, whose size it depends on.
+    scheduler: Option<Scheduler>,
+    active: HashMap<SequenceId, ActiveRequest>,
+    next_id: SequenceId,
+    epoch: u64,
+    /// In flight, oldest first.
+    steps: VecDeque<SentStep>,
+    /// While draining: when what still runs is failed.
+    drain_until: Option<Instant>,
+}
+
+enum Turn {
+    Submit(Submission),
+    Cancel(SequenceId),
+    Link(Result<LinkEvent, GroupError>),
+    Drain,
+    DrainExpired,
+}
+
+impl EngineLoop {
+    pub fn new(
+        settings: DispatcherSettings,
+        decoder: Option<Arc<TextDecoder>>,
+        ends: Ends,
+    ) -> Self {
+        Self {
+            link: Link::first(settings.group.clone(), ends.readiness.clone()),
+            settings,
+            decoder,
+            ends,
+            scheduler: None,
+            active: HashMap::new(),
+            next_id: 1,
+            epoch: 0,
+            steps: VecDeque::new(),
+            drain_until: None,
+        }
+    }
+
+    /// Until a drain is over or the shards can never serve.
+    pub async fn run(mut self) -> Result<(), GroupError> {
+        loop {
+            if self.drain_until.is_some() && self.active.is_empty() {
+                return Ok(());
+            }
+            if let Err(error) = self.send_steps() {
+                self.lose_group(error);
+            }
+            self.tell_metrics();
+            match self.wait().await {
+                Turn::Submit(submission) => self.submit_waiting(submission),
+                Turn::Cancel(id) => self.cancel(id),
+                Turn::Link(Ok(LinkEvent::Up(group))) => self.serve(group),
+                Turn::Link(Ok(LinkEvent::Step(result))) => self.apply(result),
+                Turn::Link(Err(error)) if error.is_fatal() => {
+                    self.fail_all(|| RouterError::ShardLost);
+                    return Err(error);
+                }
+                Turn::Link(Err(error)) => self.lose_group(error),
+                Turn::Drain => self.drain(),
+                Turn::DrainExpired => {
+                    tracing::warn!(
+                        requests = self.active.len(),
+                        "drain deadline; failing the rest"
+                    );
+                    self.fail_all(|| RouterError::ShuttingDown);
+                }
+            }
+        }
+    }
+
+    async fn wait(&mut self) -> Turn {
+        let drain_until = self.drain_until;
+        let drain_expired = async {
+            match drain_until {
+                Some(at) => tokio::time::sleep_until(at.into()).await,
+                None => std::future::pending().await,
+            }
+        };
+        tokio::select! {
+            Some(submission) = self.ends.submissions.recv() => Turn::Submit(submission),
+            Some(id) = self.ends.cancels.recv() => Turn::Cancel(id),
+            event = self.link.next() => Turn::Link(event),
+            () = self.ends.shutdown.cancelled(), if drain_until.is_none() => Turn::Drain,
+            () = drain_expired => Turn::DrainExpired,
+        }
+    }
+
+    fn tell_metrics(&self) {
+        if let Some(scheduler) = &self.scheduler {
+            metrics::usage(&scheduler.usage());
+        }
+        metrics::ready(self.ends.readiness.borrow().is_ready());
+    }
+
+    // Commands.
+
+    fn submit_waiting(&mut self, first: Submission) {
+        let mut next = Some(first);
+        for _ in 0..SUBMISSIONS_A_TURN {
+            let Some(submission) = next else { return };
+            self.submit(submission);
+            next = self.ends.submissions.try_recv().ok();
+        }
+        if let Some(submission) = next {
+            self.submit(submission);
+        }
+    }
+
+    fn submit(&mut self, submission: Submission) {
+        let Submission { request, span, events, admitted } = submission;
+        let id = self.next_id;
+        self.next_id += 1;
+        let outcome = self.add(id, &request);
+        let is_added = outcome.is_ok();
+        if admitted.send(outcome.map(|()| id)).is_err() && is_added {
+            // The caller left while the request was on its way.
+            self.scheduler.as_mut().map(|scheduler| scheduler.cancel(id));
+            return;
+        }
+        if is_added {
+            let lifecycle = Lifecycle::queued(span);
+            let decoder = self.decoder.clone();
+            self.active.insert(id, ActiveRequest::new(request, lifecycle, decoder, events));
+        }
+    }
+
+    fn add(&mut self, id: SequenceId, request: &ValidRequest) -> Result<(), RouterError> {
+        if self.drain_until.is_some() {
+            return Err(RouterError::ShuttingDown);
+        }
+        let Some(scheduler) = &mut self.scheduler else {
+            return Err(RouterError::NotReady("the shards have not started yet".to_owned()));
+        };
+        let parameters = &request.parameters;
+        let sequence = NewSequence {
+            id,
+            prompt: request.prompt_ids.to_vec(),
+            max_new_tokens: request.max_new_tokens as usize,
+            min_new_tokens: parameters.min_new_tokens as usize,
+            stop_token_ids: parameters.stop_token_ids.clone(),
+            priority: parameters.priority,
+        };
+        scheduler.add(sequence).map_err(refusal)
+    }
+
+    fn cancel(&mut self, id: SequenceId) {
+        if let Some(request) = self.forget(id) {
+            request.cancelled();
+        }
+    }
+
+    /// Out of the scheduler, wherever it is; the shards hear with the next step.
+    fn forget(&mut self, id: SequenceId) -> Option<ActiveRequest> {
+        let request = self.active.remove(&id)?;
+        if let Some(scheduler) = &mut self.scheduler {
+            scheduler.cancel(id);
+        }
+        Some(request)
+    }
+
+    fn drain(&mut self) {
+        tracing::info!(requests = self.active.len(), "draining");
+        self.ends.readiness.send_replace(Readiness::Draining);
+        self.drain_until = Some(Instant::now() + self.settings.drain_deadline);
+    }
+
+    fn fail_all(&mut self, error: impl Fn() -> RouterError) {
+        let ids: Vec<SequenceId> = self.active.keys().copied().collect();
+        for request in ids.into_iter().filter_map(|id| self.forget(id)).collect::<Vec<_>>() {
+            request.fail(error());
+        }
+    }
+
+    // The group.
+
+    fn serve(&mut self, group: Box<ShardGroup>) {
+        let info = group.info().clone();
+        tracing::info!(
+            epoch = info.epoch,
+            kv_blocks = info.num_blocks,
+            max_model_len = info.max_model_len,
+            "serving"
+        );
+        self.epoch = info.epoch;
+        let num_blocks = info.num_blocks as usize;
+        let events = match &mut self.scheduler {
+            Some(scheduler) => scheduler.lose_group(num_blocks),
+            None => {
+                self.scheduler = Some(Scheduler::new(self.limits(&info)));
+                Vec::new()
+            }
+        };
+        self.link = Link::Serving(group);
+        self.ends.engine.send_replace(Some(info));
+        if self.drain_until.is_none() {
+            self.ends.readiness.send_replace(Readiness::Ready);
+        }
+        self.deliver(events, &HashMap::new(), &[]);
+    }
+
+    fn limits(&self, info: &GroupInfo) -> Limits {
+        let group = &self.settings.group;
+        Limits {
+            num_blocks: info.num_blocks as usize,
+            block_tokens: BLOCK_TOKENS as usize,
+            max_batch_tokens: group.max_batch_tokens as usize,
+            max_sequences: group.max_sequences as usize,
+            max_waiting: self.settings.max_waiting,
+            max_model_len: info.max_model_len as usize,
+            stages: group.pp as usize,
+            max_steps_in_flight: group.steps_in_flight,
+            prefix_cache: self.settings.prefix_cache,
+        }
+    }
+
+    /// Fails what had state on the shards and starts over; what waits, waits on.
+    fn lose_group(&mut self, error: GroupError) {
+        tracing::error!(%error, epoch = self.epoch, "the shards are lost");
+        metrics::group_lost();
+        if self.drain_until.is_none() {
+            self.ends.readiness.send_replace(Readiness::Lost(error.to_string()));
+        }
+        self.steps.clear();
+        let settings = self.settings.group.clone();
+        let next = |lost| Link::again(lost, settings, self.epoch, self.ends.readiness.clone());
+        let stand_in = Link::Starting(Box::pin(std::future::pending()));
+        self.link = match std::mem::replace(&mut self.link, stand_in) {
+            Link::Serving(group) => next(Some(group)),
+            Link::Starting(_) => next(None),
+        };
+        let Some(scheduler) = &mut self.scheduler else { return };
+        let events = scheduler.lose_group(scheduler.limits().num_blocks);
+        self.deliver(events, &HashMap::new(), &[]);
+    }
+
+    // Steps.
+
+    /// Schedules and sends until nothing is left to do or enough is in flight.
+    fn send_steps(&mut self) -> Result<(), GroupError> {
+        loop {
+            let (Link::Serving(group), Some(scheduler)) = (&mut self.link, &mut self.scheduler)
+            else {
+                return Ok(());
+            };
+            let plan = scheduler.schedule();
+            let events = scheduler.poll_events();
+            let sent = match plan {
+                None => Ok(false),
+                Some(plan) => {
+                    let step = SentStep::new(&plan, &self.active);
+                    let step_id = plan.step_id;
+                    let active = &self.active;
+                    let request = StepRequest::new(self.epoch, plan, |id| {
+                        active.get(&id).map(ActiveRequest::wire_sampling).unwrap_or_default()
+                    });
+                    let sent = group.submit(step_id, &request, &step.span);
+                    self.steps.push_back(step);
+                    sent.map(|()| true)
+                }
+            };
+            self.deliver(events, &HashMap::new(), &[]);
+            if !sent? {
+                return Ok(());
+            }
+        }
+    }
+
+    fn apply(&mut self, result: StepResult) {
+        let (Some(step), Some(scheduler)) = (self.steps.pop_front(), &mut self.scheduler) else {
+            return;
+        };
+        metrics::step(metrics::Step {
+            duration: result.duration,
+            prefill_tokens: step.prefill_tokens,
+            decode_sequences: step.decode_sequences,
+        });
+        step.record(&result);
+        let output = StepOutput {
+            step_id: result.step_id,
+            tokens: result.tokens.iter().map(|out| (out.sequence, out.token)).collect(),
+            failed: result.errors.iter().map(|error| error.sequence).collect(),
+        };
+        let events = match scheduler.apply(output) {
+            Ok(events) => events,
+            Err(error) => return self.lose_group(GroupError::Answer(error)),
+        };
+        let outputs = result.tokens.into_iter().map(|out| (out.sequence, out)).collect();
+        self.deliver(events, &outputs, &result.errors);
+    }
+
+    /// Turns the scheduler's events into the clients' ones.
+    fn deliver(
+        &mut self,
+        events: Vec<Event>,
+        outputs: &HashMap<SequenceId, proto::TokenOut>,
+        errors: &[proto::SequenceError],
+    ) {
+        let mut events = events.into_iter().peekable();
+        while let Some(event) = events.next() {
+            match event {
+                Event::Started { id, cached_tokens } => self.started(id, cached_tokens),
+                Event::Token { id, token } => {
+                    let stop = Event::Finished { id, reason: FinishReason::Stop };
+                    let ends = events.peek() == Some(&stop);
+                    let known = outputs.get(&id).filter(|out| out.token == token);
+                    let bare = || proto::TokenOut { sequence: id, token, ..Default::default() };
+                    self.token(id, &known.cloned().unwrap_or_else(bare), ends);
+                }
+                Event::Finished { id, reason } => {
+                    if let Some(request) = self.active.remove(&id) {
+                        let reason = match reason {
+                            FinishReason::Stop => api::FinishReason::Stop,
+                            FinishReason::Length => api::FinishReason::Length,
+                        };
+                        request.finish(reason, &self.settings.eos_token_ids);
+                    }
+                }
+                Event::Failed { id, reason } => {
+                    if let Some(request) = self.active.remove(&id) {
+                        request.fail(failure(id, reason, errors));
+                    }
+                }
+                Event::Preempted { .. } => metrics::preempted(),
+            }
+        }
+    }
+
+    fn started(&mut self, id: SequenceId, cached_tokens: usize) {
+        if let Some(request) = self.active.get_mut(&id) {
+            request.started(cached_tokens);
+        }
+    }
+
+    fn token(&mut self, id: SequenceId, out: &proto::TokenOut, ends: bool) {
+        let Some(request) = self.active.get_mut(&id) else { return };
+        match request.token(out, ends) {
+            Progress::Running => {}
+            Progress::StopString(stop) => {
+                if let Some(request) = self.forget(id) {
+                    request.finish_at_stop_string(stop);
+                }
+            }
+            Progress::Abandoned(how) => {
+                if let Some(request) = self.forget(id) {
+                    request.fail_abandoned(how);
+                }
+            }
+        }
+    }
+}
+
+fn refusal(rejection: Rejection) -> RouterError {
+    match rejection {
+        Rejection::QueueFull { limit } => overloaded(limit),
+        Rejection::TooLong { .. } | Rejection::EmptyPrompt | Rejection::NeverFits { .. } => {
+            RouterError::Invalid { field: "prompt", message: rejection.to_string() }
+        }
+        Rejection::Duplicate(_) => RouterError::Internal(rejection.into()),
+    }
+}
+
+fn failure(id: SequenceId, reason: FailReason, errors: &[proto::SequenceError]) -> RouterError {
+    match reason {
+        FailReason::GroupLost => RouterError::ShardLost,
+        FailReason::Sequence => {
+            let told = errors.iter().find(|error| error.sequence == id);
+            RouterError::Sequence(told.map(|error| error.message.clone()).unwrap_or_default())
+        }
+    }
+}

@@ -1,0 +1,197 @@
+//! The whole router: what it listens on, what runs, and in which order it ends.
+
+use std::{os::unix::fs::PermissionsExt, path::Path, sync::Arc, time::Duration};
+
+use anyhow::Context;
+use tokio::net::{TcpListener, UnixListener};
+use tokio_stream::wrappers::{TcpListenerStream, UnixListenerStream};
+use tokio_util::sync::CancellationToken;
+use tonic::transport::server::Router;
+use trireme_checkpoint::Checkpoint;
+use trireme_proto::generate::v1::generation_server::GenerationServer;
+
+use crate::{
+    api::Generator,
+    config::{ApiKey, Config, LoadFormat},
+    dispatcher::Dispatcher,
+    front::{Front, FrontSettings},
+    grpc::{Addresses, GenerationService},
+    http::{self, App, HttpConfig},
+    metrics, readiness,
+    tokenizer::TextPipeline,
+};
+
+/// After the drain, what is left on the wire may take this long.
+const CLOSE_LIMIT: Duration = Duration::from_secs(3);
+/// Weights of `--load-format dummy` are the shards'; the router only wants the config.
+const DUMMY_SEED: u64 = 0;
+
+/// Sockets that are bound already, so that tests and the launcher know the ports.
+pub struct Listeners {
+    pub http: TcpListener,
+    pub grpc: TcpListener,
+    pub control: Option<UnixListener>,
+}
+
+impl Listeners {
+    pub async fn bind(config: &Config) -> anyhow::Result<Self> {
+        let bind = |address| async move {
+            TcpListener::bind(address).await.with_context(|| format!("listen on {address}"))
+        };
+        Ok(Self {
+            http: bind(config.http_address).await?,
+            grpc: bind(config.grpc_address).await?,
+            control: config.control_socket.as_deref().map(bind_control).transpose()?,
+        })
+    }
+
+    fn addresses(&self) -> anyhow::Result<Addresses> {
+        Ok(Addresses {
+            http: self.http.local_addr()?.to_string(),
+            grpc: self.grpc.local_addr()?.to_string(),
+        })
+    }
+}
+
+/// Only its owner may speak to it.
+fn bind_control(path: &Path) -> anyhow::Result<UnixListener> {
+    if path.exists() {
+        std::fs::remove_file(path).with_context(|| format!("remove {}", path.display()))?;
+    }
+    let listener = UnixListener::bind(path).with_context(|| format!("bind {}", path.display()))?;
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(0o600))
+        .with_context(|| format!("restrict {}", path.display()))?;
+    Ok(listener)
+}
+
+/// What the router reads of a checkpoint.
+struct ModelFacts {
+    text: Option<TextPipeline>,
+    eos_token_ids: Vec<u32>,
+}
+
+fn read_model(config: &Config) -> anyhow::Result<ModelFacts> {
+    let workers = std::thread::available_parallelism().map_or(1, |count| count.get().div_ceil(2));
+    let (checkpoint, sources) = match config.load_format {
+        LoadFormat::Auto => {
+            let checkpoint = Checkpoint::open(&config.model)?;
+            let sources = checkpoint.text()?;
+            (checkpoint, Some(sources))
+        }
+        LoadFormat::Dummy => {
+            let checkpoint = Checkpoint::dummy(&config.model, DUMMY_SEED)?;
+            // A tokenizer is welcome here, not needed.
+            let sources = checkpoint.text().inspect_err(|error| {
+                tracing::info!(%error, "no tokenizer; prompts are token ids");
+            });
+            (checkpoint, sources.ok())
+        }
+    };
+    let pipeline = |sources| TextPipeline::new(sources, config.chat_template.clone(), workers);
+    let text = sources.map(pipeline).transpose().context("--chat-template")?;
+    Ok(ModelFacts { text, eos_token_ids: checkpoint.model().eos_token_ids.clone() })
+}
+
+/// Serves until `shutdown`, then drains: new requests are refused while running ones finish.
+///
+/// # Errors
+/// The model cannot be read, or the shards can never serve.
+pub async fn run(
+    config: Config,
+    listeners: Listeners,
+    shutdown: CancellationToken,
+) -> anyhow::Result<()> {
+    let config = Arc::new(config);
+    let reading = config.clone();
+    let model = tokio::task::spawn_blocking(move || read_model(&reading)).await??;
+    let decoder = model.text.as_ref().map(|text| text.decoder().clone());
+    let settings = config.dispatcher(model.eos_token_ids.clone());
+    let (dispatcher, mut looping) = Dispatcher::start(settings, decoder, shutdown);
+    let readiness = dispatcher.watch_readiness();
+    let front = FrontSettings {
+        name: config.served_model_name.clone(),
+        tp: config.group.tp,
+        pp: config.group.pp,
+        max_sequences: config.group.max_sequences,
+        max_batch_tokens: config.group.max_batch_tokens,
+        eos_token_ids: model.eos_token_ids,
+    };
+    let generator: Arc<dyn Generator> = Arc::new(Front::new(front, model.text, dispatcher));
+
+    // The servers outlive the loop, so that a drain is seen and refusals are answered.
+    let close = CancellationToken::new();
+    let servers = serve(&config, listeners, generator, readiness, close.clone());
+    tokio::pin!(servers);
+    let outcome = tokio::select! {
+        outcome = &mut looping => outcome,
+        failed = &mut servers => return failed.context("a server ended"),
+    };
+    close.cancel();
+    match tokio::time::timeout(CLOSE_LIMIT * 2, servers).await {
+        Ok(closed) => closed?,
+        Err(_) => tracing::warn!("connections were still open; closed"),
+    }
+    outcome?.context("serve from the shards")
+}
+
+async fn serve(
+    config: &Config,
+    listeners: Listeners,
+    generator: Arc<dyn Generator>,
+    readiness: tokio::sync::watch::Receiver<crate::api::Readiness>,
+    close: CancellationToken,
+) -> anyhow::Result<()> {
+    let addresses = listeners.addresses()?;
+    tracing::info!(http = addresses.http, grpc = addresses.grpc, "listening");
+    let service =
+        |key: Option<ApiKey>| GenerationService::new(generator.clone(), addresses.clone(), key);
+    let app = App::new(generator.clone(), http_config(config), metrics::install().ok());
+    let web = http::serve(listeners.http, app, close.clone().cancelled_owned(), CLOSE_LIMIT);
+    let public = grpc_routes(service(config.api_key.clone()), readiness.clone())?;
+    let public = public.serve_with_incoming_shutdown(
+        TcpListenerStream::new(listeners.grpc),
+        close.clone().cancelled_owned(),
+    );
+    let control = grpc_routes(service(None), readiness)?;
+    let control = async {
+        match listeners.control {
+            Some(listener) => {
+                let incoming = UnixListenerStream::new(listener);
+                control.serve_with_incoming_shutdown(incoming, close.cancelled_owned()).await
+            }
+            None => Ok(()),
+        }
+    };
+    tokio::try_join!(
+        async { web.await.context("HTTP") },
+        async { public.await.context("gRPC") },
+        async { control.await.context("control socket") },
+    )?;
+    Ok(())
+}
+
+fn http_config(config: &Config) -> HttpConfig {
+    HttpConfig {
+        api_key: config.api_key.as_ref().map(ApiKey::reveal),
+        body_limit_bytes: config.max_body_bytes,
+        ..HttpConfig::default()
+    }
+}
+
+/// The API, health and reflection.
+fn grpc_routes(
+    service: GenerationService,
+    readiness: tokio::sync::watch::Receiver<crate::api::Readiness>,
+) -> anyhow::Result<Router> {
+    let (reporter, health) = tonic_health::server::health_reporter();
+    tokio::spawn(readiness::mirror(readiness, reporter));
+    let reflection = tonic_reflection::server::Builder::configure()
+        .register_encoded_file_descriptor_set(trireme_proto::FILE_DESCRIPTOR_SET)
+        .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
+        .build_v1()
+        .context("describe the gRPC API")?;
+    Ok(tonic::transport::Server::builder()
+        .add_service(health)
+        .add_service(reflection)
+        .add_service(GenerationServer::new(service)))
+}

@@ -1,0 +1,173 @@
+//! Text to ids and conversations to text, on a few threads with a bounded queue, so that no long prompt holds up the runtime.
+//! A caller that leaves the queue takes its work with it.
+//!
+//! - A plain prompt (`/v1/completions`) is read as Hugging Face and vLLM read it: text that spells
+//!   a special token is that token, and special tokens are added around it unless told otherwise.
+//! - A conversation's special tokens come from its template alone: what a message says stays text,
+//!   so a user cannot write an end of turn (see [`crate::chat_template`]).
+
+use std::sync::Arc;
+
+use anyhow::anyhow;
+use tokio::sync::Semaphore;
+use trireme_checkpoint::TextSources;
+
+use crate::{
+    api::Conversation,
+    chat_template::{ChatTemplate, Rendered, Segment, TemplateError, TemplateTokens},
+    detokenizer::TextDecoder,
+    error::RouterError,
+};
+
+/// Jobs that wait or run; one more is refused.
+const JOBS_MOST: usize = 1024;
+
+/// A handle to the model's tokenizer and chat template.
+#[derive(Clone)]
+pub struct TextPipeline {
+    text: Arc<ModelText>,
+    workers: Arc<Semaphore>,
+    jobs: Arc<Semaphore>,
+}
+
+impl TextPipeline {
+    /// At most `workers` threads work at once. `template` replaces the model's own ones.
+    ///
+    /// # Errors
+    /// `template` cannot be parsed. A broken template of the model only takes conversations away.
+    pub fn new(
+        sources: TextSources,
+        template: Option<String>,
+        workers: usize,
+    ) -> Result<Self, TemplateError> {
+        let text = Arc::new(ModelText::new(sources, template)?);
+        Ok(Self {
+            text,
+            workers: Arc::new(Semaphore::new(workers.max(1))),
+            jobs: Arc::new(Semaphore::new(JOBS_MOST)),
+        })
+    }
+
+    pub fn decoder(&self) -> &Arc<TextDecoder> {
+        &self.text.decoder
+    }
+
+    /// A plain prompt; text that spells a special token is that token.
+    pub async fn encode(
+        &self,
+        text: String,
+        add_special_tokens: bool,
+    ) -> Result<Vec<u32>, RouterError> {
+        self.run(move |model| model.encode(&text, add_special_tokens)).await
+    }
+
+    /// The prompt of a conversation, in text.
+    pub async fn render(&self, conversation: Conversation) -> Result<Rendered, RouterError> {
+        self.run(move |text| text.render(&conversation)).await
+    }
+
+    /// A rendered conversation; its template has written every special token already.
+    pub async fn encode_rendered(&self, rendered: Rendered) -> Result<Vec<u32>, RouterError> {
+        self.run(move |text| text.encode_rendered(&rendered)).await
+    }
+
+    /// Special tokens are part of the text.
+    pub async fn decode(&self, ids: Vec<u32>) -> Result<String, RouterError> {
+        self.run(move |text| {
+            let text = text.decoder.sources.tokenizer.decode(&ids, false);
+            text.map_err(|error| RouterError::Internal(anyhow!(error).context("decode ids")))
+        })
+        .await
+    }
+
+    async fn run<T: Send + 'static>(
+        &self,
+        job: impl FnOnce(&ModelText) -> Result<T, RouterError> + Send + 'static,
+    ) -> Result<T, RouterError> {
+        let overloaded = |_| RouterError::Overloaded { limit: JOBS_MOST, retry_after_s: 1 };
+        let place = self.jobs.clone().try_acquire_owned().map_err(overloaded)?;
+        let closed = |error| RouterError::Internal(anyhow::Error::new(error));
+        let worker = self.workers.clone().acquire_owned().await.map_err(closed)?;
+        let text = self.text.clone();
+        // A thread cannot be interrupted, so it takes the permits along.
+        let running = tokio::task::spawn_blocking(move || {
+            let outcome = job(&text);
+            drop((worker, place));
+            outcome
+        });
+        running.await.map_err(|error| RouterError::Internal(anyhow::Error::new(error)))?
+    }
+}
+
+struct ModelText {
+    decoder: Arc<TextDecoder>,
+    template: Option<ChatTemplate>,
+}
+
+impl ModelText {
+    fn new(sources: TextSources, template: Option<String>) -> Result<Self, TemplateError> {
+        let decoder = Arc::new(TextDecoder::new(sources));
+        let sources = &decoder.sources;
+        let tokens = TemplateTokens {
+            bos_token: sources.bos_token.clone(),
+            eos_token: sources.eos_token.clone(),
+            special: decoder.special_tokens(),
+        };
+        let template = match template {
+            Some(given) => Some(ChatTemplate::new(&[("default".to_owned(), given)], tokens)?),
+            None if sources.chat_templates.is_empty() => None,
+            None => match ChatTemplate::new(&sources.chat_templates, tokens) {
+                Ok(template) => Some(template),
+                Err(error) => {
+                    tracing::warn!(%error, "conversations are not served");
+                    None
+                }
+            },
+        };
+        Ok(Self { decoder, template })
+    }
+
+    fn render(&self, conversation: &Conversation) -> Result<Rendered, RouterError> {
+        let Some(template) = &self.template else {
+            let message = "messages: the model has no chat template; send a prompt".to_owned();
+            return Err(RouterError::Unsupported { field: "messages", message });
+        };
+        let now = chrono::Local::now().naive_local();
+        template
+            .render(conversation, now)
+            .map_err(|error| RouterError::Invalid { field: "messages", message: error.to_string() })
+    }
+
+    fn encode(&self, text: &str, add_special_tokens: bool) -> Result<Vec<u32>, RouterError> {
+        self.encode_parsing(text, add_special_tokens, true)
+    }
+
+    /// Special tokens of the template are cut out first, as the tokenizer itself does; between
+    /// them all is text.
+    fn encode_rendered(&self, rendered: &Rendered) -> Result<Vec<u32>, RouterError> {
+        let Some(segments) = rendered.segments() else {
+            return self.encode(rendered.text(), false);
+        };
+        let mut ids = Vec::new();
+        for segment in segments {
+            ids.extend(match segment {
+                Segment::Special(token) => self.encode_parsing(token, false, true)?,
+                Segment::Text(text) => self.encode_parsing(text, false, false)?,
+            });
+        }
+        Ok(ids)
+    }
+
+    fn encode_parsing(
+        &self,
+        text: &str,
+        add_special_tokens: bool,
+        parse_special: bool,
+    ) -> Result<Vec<u32>, RouterError> {
+        let ids = self.decoder.sources.encode(text, add_special_tokens, parse_special);
+        ids.map_err(|error| RouterError::Internal(anyhow!(error).context("encode text")))
+    }
+}
+
+#[cfg(test)]
+mod tests;

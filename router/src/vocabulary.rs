@@ -1,0 +1,86 @@
+//! What each token id is on its own: its piece, its bytes, and whether it is special.
+
+use std::{collections::HashMap, sync::LazyLock};
+
+use tokenizers::{DecoderWrapper, Tokenizer};
+
+/// One id.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Entry {
+    /// The bytes that the id adds to a text; a character may need several ids.
+    pub bytes: Box<[u8]>,
+    /// Taken out of an answer unless asked for.
+    pub special: bool,
+}
+
+/// Every id of a tokenizer, read once.
+pub struct Vocabulary {
+    entries: Vec<Entry>,
+    byte_level: bool,
+}
+
+/// GPT-2's printable stand-ins for bytes (`bytes_to_unicode` in OpenAI's encoder.py): visible
+/// Latin-1 stands for itself, the rest is counted up from U+0100.
+static BYTE_OF_CHAR: LazyLock<HashMap<char, u8>> = LazyLock::new(|| {
+    let visible = |byte: &u8| matches!(byte, b'!'..=b'~' | 0xA1..=0xAC | 0xAE..=0xFF);
+    let hidden = (0..=255_u8).filter(|byte| !visible(byte));
+    let counted = hidden.zip('\u{100}'..).map(|(byte, stand_in)| (stand_in, byte));
+    (0..=255_u8).filter(visible).map(|byte| (byte as char, byte)).chain(counted).collect()
+});
+
+impl Vocabulary {
+    pub fn of(tokenizer: &Tokenizer) -> Self {
+        let byte_level = matches!(tokenizer.get_decoder(), Some(DecoderWrapper::ByteLevel(_)));
+        let added = tokenizer.get_added_vocabulary();
+        let known = tokenizer.get_vocab(true);
+        let size = known.values().max().map_or(0, |id| *id as usize + 1);
+        let mut entries = vec![Entry::default(); size];
+        for (token, id) in known {
+            let special = added.is_special_token(&token);
+            let is_added = added.simple_id_to_token(id).is_some();
+            let bytes = match () {
+                () if byte_level => byte_level_bytes(&token),
+                () if is_added => token.into_bytes(),
+                () => spelled_byte(&token).unwrap_or_else(|| token.replace('▁', " ").into_bytes()),
+            };
+            entries[id as usize] = Entry { bytes: bytes.into(), special };
+        }
+        Self { entries, byte_level }
+    }
+
+    pub fn get(&self, id: u32) -> Option<&Entry> {
+        self.entries.get(id as usize)
+    }
+
+    pub fn bytes(&self, id: u32) -> &[u8] {
+        self.get(id).map_or(&[], |entry| &entry.bytes)
+    }
+
+    /// The bytes as text, where they are not a whole character with U+FFFD in their place.
+    pub fn piece(&self, id: u32) -> String {
+        String::from_utf8_lossy(self.bytes(id)).into_owned()
+    }
+
+    pub fn is_special(&self, id: u32) -> bool {
+        self.get(id).is_some_and(|entry| entry.special)
+    }
+
+    /// Decoding is nothing but joining bytes.
+    pub fn is_byte_level(&self) -> bool {
+        self.byte_level
+    }
+}
+
+/// As the ByteLevel decoder does: a token with a character that stands for no byte is itself.
+fn byte_level_bytes(token: &str) -> Vec<u8> {
+    let bytes: Option<Vec<u8>> =
+        token.chars().map(|character| BYTE_OF_CHAR.get(&character).copied()).collect();
+    bytes.unwrap_or_else(|| token.as_bytes().to_vec())
+}
+
+/// `<0xAB>`, as byte fallback spells it.
+fn spelled_byte(token: &str) -> Option<Vec<u8>> {
+    let digits = token.strip_prefix("<0x")?.strip_suffix('>')?;
+    let byte = (digits.len() == 2).then(|| u8::from_str_radix(digits, 16).ok())??;
+    Some(vec![byte])
+}

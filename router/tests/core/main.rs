@@ -1,0 +1,6 @@
+//! The router's core against shards that can be told to fail.
+
+mod failures;
+mod fake_shard;
+mod harness;
+mod serving;
