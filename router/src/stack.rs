@@ -113,6 +113,8 @@ async fn trace(request: Request, next: Next) -> Response {
     let id = request.extensions().get::<RequestId>().map_or("", |id| &*id.0).to_owned();
     let span = tracing::info_span!(
         "http_request",
+        otel.kind = "server",
+        otel.status_code = tracing::field::Empty,
         http.request.method = %request.method(),
         http.route = route(&request),
         http.response.status_code = tracing::field::Empty,
@@ -121,6 +123,9 @@ async fn trace(request: Request, next: Next) -> Response {
     trireme_telemetry::set_parent(&span, trireme_telemetry::extract_headers(request.headers()));
     let response = next.run(request).instrument(span.clone()).await;
     span.record("http.response.status_code", response.status().as_u16());
+    if response.status().is_server_error() {
+        span.record("otel.status_code", "ERROR");
+    }
     // The span lives until the body ends.
     response.map(|body| Held::wrap(body, span))
 }

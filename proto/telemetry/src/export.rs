@@ -1,7 +1,10 @@
 //! Span export over OTLP/gRPC that can fail without harm.
 
 use std::{
-    sync::atomic::{AtomicBool, Ordering},
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
     time::Duration,
 };
 
@@ -19,9 +22,16 @@ use crate::Service;
 /// Longest wait for one batch to be taken.
 const EXPORT_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// A tracer provider that exports in batches from a thread of its own; its queue is bounded
+/// A running export.
+pub(crate) struct Export {
+    pub provider: SdkTracerProvider,
+    /// Whether a failure was told already.
+    pub failed: Arc<AtomicBool>,
+}
+
+/// Starts a tracer provider that exports in batches from a thread of its own; its queue is bounded
 /// (2,048 spans unless `OTEL_BSP_MAX_QUEUE_SIZE` says otherwise) and drops what does not fit.
-pub(crate) fn provider(service: &Service, endpoint: &str) -> anyhow::Result<SdkTracerProvider> {
+pub(crate) fn start(service: &Service, endpoint: &str) -> anyhow::Result<Export> {
     ensure!(
         endpoint.starts_with("http://"),
         "otlp endpoint {endpoint:?} must be of the form http://host:port"
@@ -36,10 +46,12 @@ pub(crate) fn provider(service: &Service, endpoint: &str) -> anyhow::Result<SdkT
         .with_timeout(EXPORT_TIMEOUT)
         .build()
         .with_context(|| format!("otlp endpoint {endpoint:?}"))?;
-    Ok(SdkTracerProvider::builder()
+    let failed = Arc::new(AtomicBool::new(false));
+    let provider = SdkTracerProvider::builder()
         .with_resource(resource(service))
-        .with_batch_exporter(SayOnce { inner: exporter, said: AtomicBool::new(false) })
-        .build())
+        .with_batch_exporter(SayOnce { inner: exporter, failed: failed.clone() })
+        .build();
+    Ok(Export { provider, failed })
 }
 
 fn resource(service: &Service) -> Resource {
@@ -56,14 +68,14 @@ fn resource(service: &Service) -> Resource {
 #[derive(Debug)]
 struct SayOnce<E> {
     inner: E,
-    said: AtomicBool,
+    failed: Arc<AtomicBool>,
 }
 
 impl<E: SpanExporter> SpanExporter for SayOnce<E> {
     async fn export(&self, batch: Vec<SpanData>) -> OTelSdkResult {
         let outcome = self.inner.export(batch).await;
         if let Err(error) = &outcome
-            && !self.said.swap(true, Ordering::Relaxed)
+            && !self.failed.swap(true, Ordering::Relaxed)
         {
             tracing::warn!(%error, "spans cannot be exported; serving goes on, this is said once");
         }

@@ -10,11 +10,10 @@
 mod export;
 mod propagation;
 
-use std::{io::IsTerminal, time::Duration};
+use std::{io::IsTerminal, sync::atomic::Ordering, time::Duration};
 
 use anyhow::Context as _;
 use opentelemetry::trace::TracerProvider as _;
-use opentelemetry_sdk::trace::SdkTracerProvider;
 use tracing_subscriber::{
     EnvFilter, Layer, Registry, filter::Targets, layer::SubscriberExt, util::SubscriberInitExt,
 };
@@ -65,11 +64,11 @@ pub fn install(
     otlp_endpoint: Option<&str>,
 ) -> anyhow::Result<Guard> {
     let filter = log_filter(std::env::var(LOG_VARIABLE).ok())?;
-    let provider =
-        otlp_endpoint.map(|endpoint| export::provider(&service.into(), endpoint)).transpose()?;
-    let spans = provider.as_ref().map(|provider| {
+    let export =
+        otlp_endpoint.map(|endpoint| export::start(&service.into(), endpoint)).transpose()?;
+    let spans = export.as_ref().map(|export| {
         tracing_opentelemetry::layer()
-            .with_tracer(provider.tracer("trireme"))
+            .with_tracer(export.provider.tracer("trireme"))
             .with_filter(span_filter())
     });
     tracing_subscriber::registry()
@@ -77,20 +76,20 @@ pub fn install(
         .with(spans)
         .try_init()
         .context("install the tracing subscriber")?;
-    Ok(Guard { provider })
+    Ok(Guard { export })
 }
 
 /// Flushes and ends the export.
 #[must_use = "dropping the guard loses the spans of the last seconds"]
 pub struct Guard {
-    provider: Option<SdkTracerProvider>,
+    export: Option<export::Export>,
 }
 
 impl Guard {
     /// Exports what is left, within the deadline, and ends the export. Blocks the calling thread,
     /// so the runtime must have another one to send on.
     pub fn flush(self, deadline: Duration) {
-        let Some(provider) = self.provider else {
+        let Some(export::Export { provider, failed }) = self.export else {
             return;
         };
         // On a thread of its own: the SDK takes a lock before it looks at its deadline.
@@ -105,13 +104,11 @@ impl Guard {
                 return;
             }
         };
-        match outcome {
-            Ok(Ok(())) => {}
-            Ok(Err(error)) => tracing::warn!(%error, "the last spans may be lost"),
-            Err(_) => tracing::warn!(
+        if !matches!(outcome, Ok(Ok(()))) && !failed.swap(true, Ordering::Relaxed) {
+            tracing::warn!(
                 deadline_ms = deadline.as_millis(),
-                "the last spans may be lost: the collector did not take them before the deadline"
-            ),
+                "the last spans are lost: the collector did not take them in time"
+            );
         }
     }
 }

@@ -190,13 +190,11 @@ mod tests {
     }
 
     /// What `read` makes of a body: a value, or the field and the start of the message.
-    fn check<T: std::fmt::Debug>(
+    fn check<T: std::fmt::Debug + PartialEq>(
         body: Value,
         read: impl Fn(&Parameters) -> T,
         expected: Result<T, &str>,
-    ) where
-        T: PartialEq,
-    {
+    ) {
         match (openai(&fields(&body)), expected) {
             (Ok(parameters), Ok(expected)) => assert_eq!(read(&parameters), expected, "{body}"),
             (Err(refusal), Err(expected)) => {

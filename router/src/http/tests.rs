@@ -22,6 +22,7 @@ mod fake;
 mod lifecycle;
 mod shapes;
 mod streams;
+mod traces;
 
 /// No test waits longer for what must happen.
 const PATIENCE: Duration = Duration::from_secs(20);

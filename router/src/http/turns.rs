@@ -8,10 +8,12 @@ use futures::{
     future::try_join_all,
     stream::{self, BoxStream, SelectAll},
 };
+use tracing::Span;
+use tracing_opentelemetry::OpenTelemetrySpanExt;
 
 use super::refusal::Refusal;
 use crate::{
-    api::{Finished, GenerateEvent, GenerateRequest, Generation, Generator, Token},
+    api::{Finished, GenerateEvent, GenerateRequest, Generator, Token},
     error::RouterError,
 };
 
@@ -21,7 +23,7 @@ pub struct Admitted {
     pub prompts: Vec<Arc<[u32]>>,
     /// The seed of each choice.
     pub seeds: Vec<u64>,
-    pub turns: SelectAll<BoxStream<'static, Turn>>,
+    pub turns: BoxStream<'static, Turn>,
 }
 
 /// What one choice says next: a token, its end, or both when the end is known with the last token.
@@ -38,14 +40,41 @@ pub async fn admit(
 ) -> Result<Admitted, Refusal> {
     let generations =
         try_join_all(requests.into_iter().map(|request| generator.generate(request))).await?;
-    let mut admitted = Admitted { prompts: Vec::new(), seeds: Vec::new(), turns: SelectAll::new() };
-    for (choice, Generation { prompt_ids, seed, events, .. }) in generations.into_iter().enumerate()
-    {
-        admitted.prompts.push(prompt_ids);
-        admitted.seeds.push(seed);
-        admitted.turns.push(turns(choice, events));
+    let (mut prompts, mut seeds) = (Vec::new(), Vec::new());
+    let mut merged = SelectAll::new();
+    for (choice, generation) in generations.into_iter().enumerate() {
+        prompts.push(generation.prompt_ids);
+        seeds.push(generation.seed);
+        merged.push(turns(choice, generation.events));
     }
-    Ok(admitted)
+    let mut tally = Tally::new(generator.model().name);
+    let turns = merged.inspect(move |turn| tally.count(turn));
+    Ok(Admitted { prompts, seeds, turns: turns.boxed() })
+}
+
+/// Counts the tokens of a request and tells its span, however the request ends. The names are
+/// OpenTelemetry's GenAI conventions.
+struct Tally {
+    span: Span,
+    output_tokens: i64,
+}
+
+impl Tally {
+    fn new(model: String) -> Self {
+        let span = Span::current();
+        span.set_attribute("gen_ai.request.model", model);
+        Self { span, output_tokens: 0 }
+    }
+
+    fn count(&mut self, turn: &Turn) {
+        self.output_tokens += i64::from(turn.token.is_some());
+    }
+}
+
+impl Drop for Tally {
+    fn drop(&mut self) {
+        self.span.set_attribute("gen_ai.usage.output_tokens", self.output_tokens);
+    }
 }
 
 /// One choice's turns. The end comes with the last token when both are there at that moment, so
