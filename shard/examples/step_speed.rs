@@ -12,9 +12,10 @@ use trireme_shard::{
     config::{Config, Identity, LoadFormat},
     device::{Device, cpu::Cpu},
     runner::{Runner, WarmupPlan},
+    sampler::Sampling,
     server,
     status::Status,
-    step::{BlockUpdate, Chunk, NewSequence, Sampling, Step},
+    step::{BlockUpdate, Chunk, NewSequence, Step},
 };
 
 const PREFILL_TOKENS: usize = 512;

@@ -9,7 +9,7 @@ use trireme_kernels::HeadLayout;
 
 use crate::{
     batch::Batch,
-    greedy::{SampleError, SampleRow, Sampled},
+    sampler::{SampleError, SampleRow, Sampled},
 };
 
 /// The outcome of one sampled row: one bad row does not fail the others.

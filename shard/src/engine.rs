@@ -368,3 +368,6 @@ fn panic_message(panic: &(dyn Any + Send)) -> String {
         .or_else(|| panic.downcast_ref::<String>().cloned());
     format!("the engine panicked: {}", text.unwrap_or_else(|| "no message".into()))
 }
+
+#[cfg(test)]
+mod tests;

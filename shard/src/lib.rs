@@ -12,7 +12,6 @@ pub mod batch;
 pub mod config;
 pub mod device;
 pub mod engine;
-pub mod greedy;
 pub mod layers;
 pub mod memory;
 pub mod models;

@@ -9,13 +9,13 @@ use trireme_kernels::KvPages;
 use crate::{
     batch::{Batch, BatchError},
     device::Device,
-    greedy::SampleRow,
     layers::{
         rotary,
         workspace::{StepSize, Workspace},
     },
     memory::KvDemand,
     models::llama::Llama,
+    sampler::SampleRow,
     sequences::{Limits, SequenceError, Sequences},
     step::Step,
     token_return::TokenReturn,

@@ -1,6 +1,6 @@
 //! What a shard keeps of one sequence between steps.
 
-use crate::step::Sampling;
+use crate::sampler::Sampling;
 
 /// A sequence and its place in the KV cache.
 #[derive(Clone, Debug)]

@@ -86,7 +86,7 @@ impl Sequences {
         }
         let sampling = match &new.sampling {
             Ok(sampling) => sampling.clone(),
-            Err(message) => return refuse(format!("sampling: {message}")),
+            Err(message) => return refuse(message.clone()),
         };
         self.next_generation += 1;
         let sequence = Sequence {

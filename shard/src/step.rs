@@ -2,7 +2,7 @@
 
 use trireme_proto::shard::v1 as proto;
 
-pub use trireme_proto::shard::v1::Sampling;
+use crate::sampler::Sampling;
 
 /// One ordered step of an epoch.
 #[derive(Clone, Debug, Default)]
@@ -98,7 +98,8 @@ impl From<proto::Sequence> for NewSequence {
             id: sequence.id,
             tokens: sequence.tokens,
             prompt_len: sequence.prompt_len as usize,
-            sampling: Ok(sequence.sampling.unwrap_or_default()),
+            sampling: Sampling::try_from(&sequence.sampling.unwrap_or_default())
+                .map_err(|error| error.to_string()),
         }
     }
 }

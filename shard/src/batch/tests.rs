@@ -3,7 +3,8 @@
 use trireme_kernels::SequenceRows;
 
 use super::*;
-use crate::step::{BlockUpdate, NewSequence, Sampling};
+use crate::sampler::Sampling;
+use crate::step::{BlockUpdate, NewSequence};
 
 const LIMITS: Limits = Limits {
     max_batch_tokens: 64,

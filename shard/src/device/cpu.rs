@@ -13,7 +13,7 @@ use trireme_kernels::{
 use super::{Device, Samples};
 use crate::{
     batch::Batch,
-    greedy::{self, SampleRow},
+    sampler::{self, SampleRow},
 };
 
 /// Row-major activations.
@@ -216,7 +216,9 @@ impl Device for Cpu {
         vocab: Range<u32>,
     ) -> Result<Samples, CollectiveError> {
         let logits = logits.first_mut(rows.len());
-        self.with_world(|world, team| greedy::sample(rows, logits, vocab, &mut *world.tensor, team))
+        self.with_world(|world, team| {
+            sampler::sample(rows, logits, vocab, &mut *world.tensor, team)
+        })
     }
     fn take_collective_time(&mut self) -> Duration {
         std::mem::take(&mut self.collective_time)

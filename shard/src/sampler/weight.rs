@@ -57,7 +57,7 @@ pub(super) fn weight(distance: f32) -> f32 {
     p = p * r + 8.333_452e-3;
     p = p * r + 4.166_579_6e-2;
     p = p * r + 1.666_666_6e-1;
-    p = p * r + 5.000_000_1e-1;
+    p = p * r + 0.5;
     let exponent = rounded.to_bits().wrapping_sub(ROUND.to_bits()).wrapping_add(127) << 23;
     let value = (p * r * r + r + 1.0) * f32::from_bits(exponent);
     if distance > FARTHEST { 0.0 } else { value }
