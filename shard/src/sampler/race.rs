@@ -11,7 +11,7 @@ use trireme_kernels::Team;
 
 use super::gather;
 use super::row::{Row, each_row};
-use super::weight::{BLOCK, Place, Scale, each_block, place, weight};
+use super::weight::{BLOCK, Place, Scale, distance_of, each_block, place, weight as weight_of};
 
 /// The first to arrive.
 #[derive(Clone, Copy, Debug)]
@@ -108,31 +108,49 @@ impl Race {
 
     /// The fastest token of this slice whose place is not behind `cut`.
     fn winner(&self, logits: &[f32], first: u32, scale: Scale, cut: Place) -> Winner {
-        let mut best = Winner::default();
-        // The best time itself, not its logarithm, a little enlarged.
-        let mut bound = f64::INFINITY;
+        let mut lead = Lead { race: self, best: Winner::default(), bound: f64::INFINITY };
         let mut weights = [0.0f32; BLOCK];
-        let farthest = f32::from_bits((cut >> 32) as u32);
+        let farthest = distance_of(cut);
         each_block(logits, first, scale, |first, distances| {
-            if cut != Place::MAX && !distances.iter().any(|&distance| distance <= farthest) {
-                return;
-            }
-            weights.iter_mut().zip(distances).for_each(|(out, &distance)| *out = weight(distance));
-            for (index, (&distance, &weight)) in distances.iter().zip(&weights).enumerate() {
-                let token = first + index as u32;
-                let v = self.uniform(token);
-                // -ln(1 - v) >= v, so most tokens are known to be too slow without a logarithm.
-                if v > bound * f64::from(weight) || place(distance, token) > cut {
-                    continue;
+            if cut == Place::MAX {
+                let pairs = weights.iter_mut().zip(distances);
+                pairs.for_each(|(weight, &distance)| *weight = weight_of(distance));
+                for ((token, &distance), &weight) in (first..).zip(distances).zip(&weights) {
+                    lead.run(token, distance, weight);
                 }
-                let time = (-(-v).ln_1p()).ln() + f64::from(distance);
-                if time < best.time {
-                    best = Winner { time, token, ..best };
-                    bound = time.exp() * 1.001;
+            } else if distances.iter().filter(|&&distance| distance <= farthest).count() > 0 {
+                for (token, &distance) in (first..).zip(distances) {
+                    if distance <= farthest && place(distance, token) <= cut {
+                        lead.run(token, distance, weight_of(distance));
+                    }
                 }
             }
         });
-        best
+        lead.best
+    }
+}
+
+/// The best so far.
+struct Lead<'a> {
+    race: &'a Race,
+    best: Winner,
+    /// The best time itself, not its logarithm, a little enlarged.
+    bound: f64,
+}
+
+impl Lead<'_> {
+    #[inline(always)]
+    fn run(&mut self, token: u32, distance: f32, weight: f32) {
+        let v = self.race.uniform(token);
+        // -ln(1 - v) >= v, so most tokens are known to be too slow without a logarithm.
+        if v > self.bound * f64::from(weight) {
+            return;
+        }
+        let time = (-(-v).ln_1p()).ln() + f64::from(distance);
+        if time < self.best.time {
+            self.best = Winner { time, token, ..self.best };
+            self.bound = time.exp() * 1.001;
+        }
     }
 }
 

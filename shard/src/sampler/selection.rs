@@ -18,7 +18,7 @@ use trireme_kernels::Team;
 use super::gather;
 use super::row::{Row, each_row};
 use super::weight::{Place, distance_of, each_block, mass, place, weight};
-use histogram::{BINS, Histogram};
+use histogram::{BINS, Histogram, Tally};
 
 /// A bin with no more tokens than this is gathered instead of being split.
 const FEW: u64 = 512;
@@ -136,17 +136,18 @@ fn descend(
 
 /// Counts the whole slice by the first digit of places; masses only where they will be needed.
 fn count_row(row: &Row<'_>) -> Histogram {
-    let mut histogram = Histogram::of_first_digit();
-    let Some(scale) = row.scale() else { return histogram };
+    let mut tally = Tally::new();
     let needs_mass = row.request.sampling.top_p.is_some();
-    each_block(row.logits, row.first, scale, |_, distances| {
-        if needs_mass {
-            histogram.add_block(distances);
-        } else {
-            histogram.count_block(distances);
-        }
-    });
-    histogram
+    if let Some(scale) = row.scale() {
+        each_block(row.logits, row.first, scale, |_, distances| {
+            if needs_mass {
+                tally.add_block(distances);
+            } else {
+                tally.count_block(distances);
+            }
+        });
+    }
+    tally.finish()
 }
 
 /// Reduces a row's candidates to those inside its interval.

@@ -56,32 +56,64 @@ impl Digit {
     }
 }
 
-impl Histogram {
-    /// Words of one in a message.
-    pub(super) const WORDS: usize = 2 * BINS + 2;
+/// A histogram of a whole row in the making. Neighbouring tokens count in different lanes: most
+/// tokens fall into few bins, and an addition to a bin would wait for the one before it.
+pub(super) struct Tally {
+    counts: [[u32; BINS]; Self::LANES],
+    masses: [[u64; BINS]; Self::LANES],
+}
 
-    /// An empty one over all places.
-    pub(super) fn of_first_digit() -> Self {
-        Self { sums: vec![0; 2 * BINS], digit: Digit::First, bounds: (0, Place::MAX) }
+impl Tally {
+    const LANES: usize = 4;
+
+    pub(super) fn new() -> Self {
+        Self { counts: [[0; BINS]; Self::LANES], masses: [[0; BINS]; Self::LANES] }
     }
 
     /// Counts a block of distances.
+    #[inline(always)]
     pub(super) fn count_block(&mut self, distances: &[f32]) {
-        for &distance in distances {
-            self.sums[Digit::first_bin(distance)] += 1;
+        let (fours, rest) = distances.as_chunks::<{ Self::LANES }>();
+        for four in fours {
+            for lane in 0..Self::LANES {
+                let count = &mut self.counts[lane][Digit::first_bin(four[lane])];
+                *count = count.wrapping_add(1);
+            }
         }
+        rest.iter().for_each(|&distance| self.counts[0][Digit::first_bin(distance)] += 1);
     }
 
     /// Counts a block of distances and adds up their masses.
+    #[inline(always)]
     pub(super) fn add_block(&mut self, distances: &[f32]) {
+        self.count_block(distances);
         let mut weights = [0.0f32; BLOCK];
         weights.iter_mut().zip(distances).for_each(|(out, &distance)| *out = weight(distance));
-        for (&distance, &weight) in distances.iter().zip(&weights) {
-            let bin = Digit::first_bin(distance);
-            self.sums[bin] += 1;
-            self.sums[BINS + bin] += mass(weight);
+        let (fours, rest) = distances.as_chunks::<{ Self::LANES }>();
+        let (weights, rest_weights) = weights[..distances.len()].as_chunks::<{ Self::LANES }>();
+        for (four, weights) in fours.iter().zip(weights) {
+            for lane in 0..Self::LANES {
+                // Cannot overflow: see `mass`.
+                let sum = &mut self.masses[lane][Digit::first_bin(four[lane])];
+                *sum = sum.wrapping_add(mass(weights[lane]));
+            }
+        }
+        for (&distance, &weight) in rest.iter().zip(rest_weights) {
+            self.masses[0][Digit::first_bin(distance)] += mass(weight);
         }
     }
+
+    pub(super) fn finish(&self) -> Histogram {
+        let counts = (0..BINS).map(|bin| self.counts.iter().map(|lane| u64::from(lane[bin])).sum());
+        let masses = (0..BINS).map(|bin| self.masses.iter().map(|lane| lane[bin]).sum());
+        let sums = counts.chain(masses).collect();
+        Histogram { sums, digit: Digit::First, bounds: (0, Place::MAX) }
+    }
+}
+
+impl Histogram {
+    /// Words of one in a message.
+    pub(super) const WORDS: usize = 2 * BINS + 2;
 
     /// Of places that all lie in `interval`.
     pub(super) fn of_places(places: &[Place], (low, high): (Place, Place)) -> Self {
