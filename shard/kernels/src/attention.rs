@@ -24,6 +24,8 @@ use unit::{Attend, Task, Unit};
 /// least a register tile, where the batch has so many.
 const MOST_QUERIES: usize = 48;
 const LEAST_QUERIES: usize = 12;
+/// Below this many multiply-adds (some 5 µs of one core) a fork costs more than it saves.
+const FORK_MULTIPLY_ADDS: usize = 200_000;
 
 /// One sequence's rows in a batch. Row `first_row + i` is at position `context_len - rows + i`.
 #[derive(Clone, Debug)]
@@ -171,6 +173,9 @@ impl Attention<'_> {
 
     /// Calls `work(worker, item)` once for each item; who is free takes the next.
     fn each(&self, items: usize, work: &(dyn Fn(usize, usize) + Sync)) {
+        if self.is_small() {
+            return (0..items).for_each(|item| work(0, item));
+        }
         let next = AtomicUsize::new(0);
         self.team.run(&|worker| {
             loop {
@@ -181,6 +186,11 @@ impl Attention<'_> {
                 work(worker, item);
             }
         });
+    }
+
+    fn is_small(&self) -> bool {
+        let tokens: usize = self.sequences.iter().map(|s| s.rows * s.context_len).sum();
+        tokens * self.layout.heads * self.layout.head_dim * 2 < FORK_MULTIPLY_ADDS
     }
 
     fn list_heads(&self, lists: &mut Lists) {
@@ -218,7 +228,7 @@ impl Attention<'_> {
     fn list_slots(&self, lists: &mut Lists) -> usize {
         let threads = self.team.threads();
         lists.slots.clear();
-        if threads == 1 || lists.units.len() >= 4 * threads {
+        if threads == 1 || self.is_small() || lists.units.len() >= 4 * threads {
             return 0;
         }
         let mut slots = 0;
