@@ -14,6 +14,7 @@ mod plan;
 pub(crate) mod tile;
 
 use std::ops::Range;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 use crate::disjoint::Disjoint;
 use crate::matrix::{Matrix, PANEL, Panels};
@@ -26,6 +27,8 @@ use tile::{Element, Tile, by_height};
 const FORK_VALUES: usize = 16 * 1024;
 /// The most rows of a tile on any instruction set.
 const MOST_ROWS: usize = 12;
+/// Panels of one task at most: enough to reuse the packed rows, few enough to share out evenly.
+const MOST_BATCH_PANELS: usize = 8;
 /// Panels side by side when there is one row.
 const SINGLE_ROW_PANELS: usize = 4;
 
@@ -101,9 +104,19 @@ impl<'a, E: Element> Product<'a, E> {
         let packed = scratch.floats.take(self.x.len());
         self.pack(&plan, packed);
         let packed = &*packed;
-        self.team.run(&|worker| {
-            let panels = share(panels, 1, worker, threads);
-            self.isa.run(Blocks { product: self, plan: &plan, packed, panels });
+        // Who is free takes the next: a core that other work slows down does not hold up the rest.
+        let batch = (panels / (4 * threads)).clamp(1, MOST_BATCH_PANELS);
+        let batches = panels.div_ceil(batch);
+        let next = AtomicUsize::new(0);
+        self.team.run(&|_| {
+            self.isa.run(Blocks {
+                product: self,
+                plan: &plan,
+                packed,
+                batch,
+                batches,
+                next: &next,
+            });
         });
     }
 
@@ -161,7 +174,7 @@ impl<'a, E: Element> Product<'a, E> {
         }
         if !target.first {
             for (row, spare) in target.rows.clone().zip(spare.chunks_exact_mut(target.width)) {
-                // SAFETY: a tile is begun by the worker whose share holds its panel.
+                // SAFETY: a tile is begun by the worker that took its panel.
                 spare[..valid].copy_from_slice(unsafe { self.part(target, row) });
             }
         }
@@ -173,7 +186,7 @@ impl<'a, E: Element> Product<'a, E> {
         let valid = self.valid(target);
         if valid < target.width {
             for (row, spare) in target.rows.clone().zip(spare.chunks_exact(target.width)) {
-                // SAFETY: a tile is ended by the worker whose share holds its panel.
+                // SAFETY: a tile is ended by the worker that took its panel.
                 unsafe { self.part(target, row) }.copy_from_slice(&spare[..valid]);
             }
         }
@@ -198,10 +211,10 @@ impl<'a, E: Element> Product<'a, E> {
     }
 
     /// # Safety
-    /// The target's panel is in the caller's share, and the caller holds one part at a time.
+    /// The caller has taken the target's panel (for these rows), and holds one part at a time.
     unsafe fn part(&self, target: &Target, row: usize) -> &'a mut [f32] {
         let start = self.place(target, row);
-        // SAFETY: panels are shared out, so nobody else touches these outputs.
+        // SAFETY: each panel is taken once for each row, so nobody else touches these outputs.
         unsafe { self.out.part(start..start + self.valid(target)) }
     }
 }
@@ -259,7 +272,7 @@ impl<E: Element> SingleRow<'_, '_, E> {
         let Some((sums, sums_stride)) = p.begin(&target, spare) else { return };
         let mut w = [p.panel(panel, 0); VECTORS];
         for (v, w) in w.iter_mut().enumerate() {
-            // SAFETY: half `v % 2` of panel `panel + v / 2`, which this share holds.
+            // SAFETY: half `v % 2` of panel `panel + v / 2`, which this worker has taken.
             *w = unsafe { p.panel(panel + v / 2, 0).add(v % 2 * E::VECTOR) };
         }
         let (x, depth) = (p.x.as_ptr(), p.inputs);
@@ -271,12 +284,16 @@ impl<E: Element> SingleRow<'_, '_, E> {
     }
 }
 
-/// Packed rows by a range of panels.
+/// Packed rows by panels. A task is one group of blocks by one batch of panels.
 struct Blocks<'a, 'p, E> {
     product: &'a Product<'p, E>,
     plan: &'a Plan,
     packed: &'a [f32],
-    panels: Range<usize>,
+    /// Panels of a batch.
+    batch: usize,
+    batches: usize,
+    /// The next task that nobody has taken.
+    next: &'a AtomicUsize,
 }
 
 impl<E: Element> Kernel for Blocks<'_, '_, E> {
@@ -284,9 +301,16 @@ impl<E: Element> Kernel for Blocks<'_, '_, E> {
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
         let mut spare: Spare = [0.0; MOST_ROWS * PANEL];
-        for group in self.plan.groups() {
+        let panels = self.product.outputs.div_ceil(PANEL);
+        loop {
+            let task = self.next.fetch_add(1, Relaxed);
+            if task >= self.plan.groups() * self.batches {
+                return;
+            }
+            let group = self.plan.blocks_of(task / self.batches);
+            let first = task % self.batches * self.batch;
             for slice in self.plan.slices() {
-                for panel in self.panels.clone() {
+                for panel in first..panels.min(first + self.batch) {
                     for block in group.clone() {
                         self.block(s, block, panel, &slice, &mut spare);
                     }
@@ -318,7 +342,7 @@ impl<E: Element> Blocks<'_, '_, E> {
             let output = panel * PANEL + half * width;
             let target = Target { rows: rows.clone(), output, width, first, last };
             let Some((sums, sums_stride)) = p.begin(&target, spare) else { return };
-            // SAFETY: half `half` of `panel`, which this share holds.
+            // SAFETY: half `half` of `panel`, which this worker has taken.
             let w = unsafe { p.panel(panel, slice.start).add(half * E::VECTOR) };
             let operands = Operands { x, w, depth, sums, sums_stride, fresh: first };
             by_height!(rows.len(), operands.tile::<S>(s));

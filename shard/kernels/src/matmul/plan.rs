@@ -36,10 +36,17 @@ impl Plan {
         block * self.rows / self.blocks..(block + 1) * self.rows / self.blocks
     }
 
-    /// Groups of blocks, evenly.
-    pub(super) fn groups(&self) -> impl Iterator<Item = Range<usize>> + use<> {
-        let (blocks, groups) = (self.blocks, self.blocks.div_ceil(self.blocks_per_group));
-        (0..groups).map(move |group| group * blocks / groups..(group + 1) * blocks / groups)
+    /// Groups of blocks.
+    #[inline(always)]
+    pub(super) fn groups(&self) -> usize {
+        self.blocks.div_ceil(self.blocks_per_group)
+    }
+
+    /// Groups are as even as blocks allow.
+    #[inline(always)]
+    pub(super) fn blocks_of(&self, group: usize) -> Range<usize> {
+        let (blocks, groups) = (self.blocks, self.groups());
+        group * blocks / groups..(group + 1) * blocks / groups
     }
 
     /// Slices of inputs, evenly, at even borders (pairs are not torn). One, empty, if there are none.
@@ -71,7 +78,7 @@ mod tests {
             {
                 let plan = Plan::new(rows, inputs, tile_rows);
                 check_cover((0..plan.blocks()).map(|block| plan.rows_of(block)), rows);
-                check_cover(plan.groups(), plan.blocks());
+                check_cover((0..plan.groups()).map(|group| plan.blocks_of(group)), plan.blocks());
                 check_cover(plan.slices(), inputs);
                 let heights = (0..plan.blocks()).map(|block| plan.rows_of(block).len());
                 assert!(heights.clone().max() <= heights.min().map(|least| least + 1));
