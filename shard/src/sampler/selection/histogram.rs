@@ -75,8 +75,8 @@ impl Tally {
     pub(super) fn count_block(&mut self, distances: &[f32]) {
         let (fours, rest) = distances.as_chunks::<{ Self::LANES }>();
         for four in fours {
-            for lane in 0..Self::LANES {
-                let count = &mut self.counts[lane][Digit::first_bin(four[lane])];
+            for (counts, &distance) in self.counts.iter_mut().zip(four) {
+                let count = &mut counts[Digit::first_bin(distance)];
                 *count = count.wrapping_add(1);
             }
         }
