@@ -181,6 +181,10 @@ impl Generator for Front {
     fn readiness(&self) -> Readiness {
         self.dispatcher.readiness()
     }
+
+    fn tokenizer_info(&self) -> Option<serde_json::Value> {
+        self.text.as_ref()?.info()
+    }
 }
 
 /// Small enough to survive JSON readers that hold numbers as doubles.

@@ -52,6 +52,19 @@ impl TextPipeline {
         &self.text.decoder
     }
 
+    /// The special tokens and the default chat template, in the keys of `tokenizer_config.json`;
+    /// `None` for a model that names no `eos_token`.
+    pub fn info(&self) -> Option<serde_json::Value> {
+        let sources = &self.text.decoder.sources;
+        let eos_token = sources.eos_token.as_ref()?;
+        let template = sources.chat_templates.iter().find(|(name, _)| name == "default");
+        Some(serde_json::json!({
+            "bos_token": sources.bos_token,
+            "eos_token": eos_token,
+            "chat_template": template.map(|(_, source)| source),
+        }))
+    }
+
     /// A plain prompt; text that spells a special token is that token.
     pub async fn encode(
         &self,

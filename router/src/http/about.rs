@@ -9,10 +9,7 @@ use axum::{
 use serde_json::{Value, json};
 
 use super::{App, refusal::Refusal};
-use crate::{
-    api::{Readiness, ServedModel},
-    error::RouterError,
-};
+use crate::api::{Readiness, ServedModel};
 
 /// `GET /v1/models`.
 pub async fn models(State(app): State<App>) -> Json<Value> {
@@ -101,8 +98,7 @@ pub async fn reset_prefix_cache(State(app): State<App>) -> Result<Json<Value>, R
 
 /// `GET /tokenizer_info`: at least `eos_token`, as lm_eval's remote tokenizer needs.
 pub async fn tokenizer_info(State(app): State<App>) -> Result<Json<Value>, Refusal> {
-    let info = app.generator.tokenizer_info();
-    info.map(Json).ok_or_else(|| {
-        RouterError::NotReady("the tokenizer does not describe itself".into()).into()
-    })
+    // 404 tells lm_eval to look for a tokenizer elsewhere.
+    let unknown = || Refusal::not_available("this model's end-of-sequence token is not known");
+    app.generator.tokenizer_info().map(Json).ok_or_else(unknown)
 }

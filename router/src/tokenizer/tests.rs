@@ -65,3 +65,19 @@ async fn a_model_without_template_says_so() {
     let error = pipeline.render(Conversation::default()).await.unwrap_err();
     assert!(error.to_string().contains("no chat template"), "{error}");
 }
+
+#[tokio::test]
+async fn a_tokenizer_describes_itself_when_its_end_token_is_known() {
+    let described = |eos_token: Option<&str>| {
+        let tokenizer = Tokenizer::from_file(fixture("tokenizers/smollm2/tokenizer.json")).unwrap();
+        let mut sources = TextSources::new(tokenizer, 49152);
+        sources.eos_token = eos_token.map(str::to_owned);
+        sources.chat_templates = vec![("default".to_owned(), "{{ bos_token }}".to_owned())];
+        TextPipeline::new(sources, None, 1).unwrap().info()
+    };
+    let expected = serde_json::json!({
+        "bos_token": null, "eos_token": "<|im_end|>", "chat_template": "{{ bos_token }}",
+    });
+    assert_eq!(described(Some("<|im_end|>")), Some(expected));
+    assert_eq!(described(None), None);
+}
