@@ -12,6 +12,9 @@ const SLICE: Duration = Duration::from_millis(20);
 /// Looks between two looks at the clock while spinning.
 const SPINS_PER_CLOCK_READ: u32 = 32;
 
+/// How long a spin keeps the core before it offers it to others at every turn.
+const SPIN_ALONE: Duration = Duration::from_micros(4);
+
 /// A 32-bit counter (it may wrap) on its own cache line.
 ///
 /// No wake-up is lost: [`Event::publish`] writes `value` and then reads `sleepers`, a waiter writes
@@ -81,7 +84,15 @@ impl Event {
             return Ok(());
         }
         let start = Instant::now();
-        while start.elapsed() < patience.spin {
+        loop {
+            let spun = start.elapsed();
+            if spun >= patience.spin {
+                break;
+            }
+            if spun >= SPIN_ALONE {
+                // The one waited for may be queued behind this very spin.
+                std::thread::yield_now();
+            }
             for _ in 0..SPINS_PER_CLOCK_READ {
                 if reached(self.value()) {
                     return Ok(());
