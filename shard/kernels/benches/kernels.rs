@@ -48,15 +48,22 @@ fn floors(c: &mut Criterion) {
             });
         });
     });
-    let (rows, inputs, outputs) = (12, 128, 32 * threads());
+    const TIMES: usize = 8192;
+    let (rows, inputs, outputs) = (12, 128, 32);
     let (x, w) = (vec![0.5; rows * inputs], Matrix::new(outputs, inputs, Storage::F32));
-    let mut out = vec![0.0; rows * outputs];
-    group.throughput(gflop(64 * rows * inputs * outputs));
+    let alone = || {
+        let (team, mut out) = (Team::new(1), vec![0.0; rows * outputs]);
+        (0..TIMES).for_each(|_| matmul(&team, &x, rows, &w, None, &mut out));
+    };
+    group.throughput(gflop(threads() * TIMES * rows * inputs * outputs));
     group.bench_function("multiply-add", |b| {
-        b.iter(|| (0..64).for_each(|_| matmul(&team, &x, rows, &w, None, &mut out)));
+        b.iter(|| {
+            std::thread::scope(|scope| (0..threads()).for_each(|_| _ = scope.spawn(alone)));
+        });
     });
+    group.throughput(Throughput::Elements(64));
     group.bench_function("fork-join x64", |b| {
-        b.iter(|| (0..64).for_each(|_| team.run(&|worker| drop(black_box(worker)))));
+        b.iter(|| (0..64).for_each(|_| team.run(&|worker| _ = black_box(worker))));
     });
 }
 
