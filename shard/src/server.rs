@@ -22,7 +22,7 @@ use trireme_proto::shard::v1::shard_server::ShardServer;
 use crate::{
     config::{Config, LoadFormat},
     device::{Device, cpu::Cpu},
-    engine::{Command, Configure, Engine, Handle},
+    engine::{Command, Configure, Engine, EngineError, Handle},
     models::llama::Llama,
     process,
     runner::{Loaded, Runner},
@@ -77,9 +77,9 @@ pub async fn serve(config: Config) -> Result<(), ServeError> {
 /// Lets the engine finish what it has, then ends its waits.
 async fn stop(engine: &Handle, mut engine_end: oneshot::Receiver<()>) {
     info!("stopping");
-    if let Err(error) = engine.send(Command::Stop) {
-        // The engine has ended, or has a full queue and ends with the process.
-        info!(%error, "engine");
+    if let Err(error @ EngineError::Busy) = engine.send(Command::Stop) {
+        // Then the running step ends by the abort below, and the engine with the process.
+        warn!(%error, "stop");
     }
     if time::timeout(STOP_GRACE, &mut engine_end).await.is_ok() {
         return;
