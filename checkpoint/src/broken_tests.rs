@@ -167,6 +167,27 @@ fn hostile_safetensors_headers_are_refused() {
     assert!(open_header("{}", 0).contains("model.embed_tokens.weight"), "nothing is there");
 }
 
+/// What the safetensors library alone lets through: two equal entries, of which it keeps one, and
+/// sizes whose sum overflows, on which it panics where overflow is checked.
+#[test]
+fn safetensors_headers_that_the_library_takes_are_refused() {
+    let entry = r#""w": {"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}"#;
+    let size = (1u64 << 61) - 4;
+    let tensors = (0..9).map(|i| {
+        let offsets = [i * size, (i + 1).min(8) * size + i / 8 * 24];
+        let count = (offsets[1] - offsets[0]) / 4;
+        format!(r#""w{i}": {{"dtype": "F32", "shape": [{count}], "data_offsets": {offsets:?}}}"#)
+    });
+    let sums = format!("{{{}}}", tensors.collect::<Vec<_>>().join(", "));
+    for (header, parts) in [
+        (format!("{{{entry}, {entry}}}"), ["`w`", "twice"]),
+        (sums, ["`w0`", "within the file's 8 bytes"]),
+    ] {
+        let message = open_header(&header, 8);
+        assert!(parts.iter().all(|part| message.contains(part)), "{parts:?}: {message}");
+    }
+}
+
 /// A safetensors file with one more tensor of zeros, f32 and of `shape`.
 fn with_tensor(file: &[u8], name: &str, shape: &[usize]) -> Vec<u8> {
     let length = u64::from_le_bytes(file[..8].try_into().unwrap()) as usize;

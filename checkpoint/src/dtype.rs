@@ -2,6 +2,7 @@
 
 use std::fmt;
 
+use candle_core::quantized::k_quants;
 use half::{f16, slice::HalfFloatSliceExt};
 
 use crate::blocks;
@@ -134,17 +135,17 @@ impl DType {
                 }
             }
             Self::F16 => halves(bytes, values),
-            Self::Q4_0 => blocks::each(bytes, values, blocks::q4_0),
-            Self::Q4_1 => blocks::each(bytes, values, blocks::q4_1),
-            Self::Q5_0 => blocks::each(bytes, values, blocks::q5_0),
-            Self::Q5_1 => blocks::each(bytes, values, blocks::q5_1),
+            Self::Q4_0 => blocks::decode::<k_quants::BlockQ4_0>(bytes, values),
+            Self::Q4_1 => blocks::decode::<k_quants::BlockQ4_1>(bytes, values),
+            Self::Q5_0 => blocks::decode::<k_quants::BlockQ5_0>(bytes, values),
+            Self::Q5_1 => blocks::decode::<k_quants::BlockQ5_1>(bytes, values),
             Self::Q8_0 => blocks::each(bytes, values, blocks::q8_0),
-            Self::Q2K => blocks::each(bytes, values, blocks::q2_k),
+            Self::Q2K => blocks::decode::<k_quants::BlockQ2K>(bytes, values),
             Self::Q3K => blocks::each(bytes, values, blocks::q3_k),
-            Self::Q4K => blocks::each(bytes, values, blocks::q4_k),
-            Self::Q5K => blocks::each(bytes, values, blocks::q5_k),
-            Self::Q6K => blocks::each(bytes, values, blocks::q6_k),
-            Self::Q8K => blocks::each(bytes, values, blocks::q8_k),
+            Self::Q4K => blocks::decode::<k_quants::BlockQ4K>(bytes, values),
+            Self::Q5K => blocks::decode::<k_quants::BlockQ5K>(bytes, values),
+            Self::Q6K => blocks::decode::<k_quants::BlockQ6K>(bytes, values),
+            Self::Q8K => blocks::decode::<k_quants::BlockQ8K>(bytes, values),
         }
     }
 }

@@ -1,6 +1,11 @@
 //! The GGUF container, versions 2 and 3 (ggml `docs/gguf.md`): header, metadata, tensor list,
 //! aligned data; all little-endian. Every count and length is held against the bytes that are left
 //! before anything is allocated, so a hostile file costs no more memory than its own size does.
+//!
+//! candle decodes the blocks, but its header reader (`gguf_file`) is not used: a tensor of a type
+//! that it does not know fails the header without being named, a key or tensor that is there twice
+//! replaces the first, tensors may overlap, an alignment of 0 is a division by zero, version 1 is
+//! read as if it were sound, and tensors are loaded whole, where a rank needs some rows of them.
 
 use std::collections::HashSet;
 

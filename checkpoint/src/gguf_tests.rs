@@ -37,6 +37,24 @@ fn every_block_type_is_decoded_to_the_bit() {
     }
 }
 
+/// A file may align its tensors to one byte.
+#[test]
+fn blocks_are_decoded_at_any_address() {
+    let text = fs::read_to_string(own_fixture("blocks.json")).unwrap();
+    let blocks: Vec<Block> = serde_json::from_str(&text).unwrap();
+    for Block { dtype: name, block, values } in blocks {
+        let dtype = DType::ALL.into_iter().find(|dtype| dtype.name() == name).unwrap();
+        let (block, expected) = (bytes_of(&block), bytes_of(&values));
+        for before in 0..4 {
+            let bytes = [&vec![0; before], block.as_slice()].concat();
+            let mut values = vec![0f32; dtype.block_len()];
+            dtype.dequantise(&bytes[before..], &mut values);
+            let found: Vec<u8> = values.iter().flat_map(|value| value.to_le_bytes()).collect();
+            assert_eq!(found, expected, "{name} at {before}");
+        }
+    }
+}
+
 /// CRC-32 (ISO 3309), as zlib computes it.
 fn crc32(values: &[f32]) -> u32 {
     let mut table = [0u32; 256];
@@ -178,6 +196,7 @@ fn hostile_headers_are_refused() {
         (new(0, 2).text_key("k", "").text_key("k", ""), ["k", "twice"]),
         (new(0, 1).text_key("general.alignment", "x"), ["general.alignment", "\"x\""]),
         (new(0, 1).string("general.alignment").u32(4).u32(48), ["general.alignment", "48"]),
+        (new(0, 1).string("general.alignment").u32(4).u32(0), ["general.alignment", "found 0"]),
         (new(0, 1).text_key("general.architecture", "mamba"), ["general.architecture", "mamba"]),
         (new(1, 0).tensor("w", [32, 1], 16, 0), ["`w`", "ggml type 16"]),
         (new(1, 0).tensor("w", [31, 32], 2, 0), ["`w`", "[32, 31]"]),

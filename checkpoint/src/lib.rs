@@ -5,7 +5,7 @@
 //! lists what is stored, `manifest` says what the family needs, `tensor_index` holds the two
 //! against each other, `checkpoint` hands out rows. `split` and `memory` need the config alone.
 
-#![deny(unsafe_code)] // `mapping` has the one exception.
+#![deny(unsafe_code)] // `mapping` has the exceptions.
 
 mod blocks;
 #[cfg(test)]

@@ -1,10 +1,14 @@
-//! A read-only file in memory: the one `unsafe` of this crate.
+//! A read-only file in memory, and its bytes seen as ggml's blocks: all `unsafe` of this crate.
 
 use std::{
     fs::File,
     path::{Path, PathBuf},
 };
 
+use candle_core::quantized::k_quants::{
+    BlockQ2K, BlockQ4_0, BlockQ4_1, BlockQ4K, BlockQ5_0, BlockQ5_1, BlockQ5K, BlockQ6K, BlockQ8K,
+    GgmlType,
+};
 use memmap2::Mmap;
 
 use crate::CheckpointError;
@@ -54,6 +58,33 @@ impl MappedFile {
     pub(crate) fn bytes(&self) -> &[u8] {
         &self.map
     }
+}
+
+/// candle's struct of one ggml block. Only this module implements it: `blocks` relies on that.
+pub(crate) trait Block: GgmlType {}
+
+macro_rules! block {
+    ($($block:ty: $bytes:literal),*) => {$(
+        impl Block for $block {}
+        const _: () = assert!(size_of::<$block>() == $bytes);
+    )*};
+}
+
+block!(
+    BlockQ4_0: 18, BlockQ4_1: 20, BlockQ5_0: 22, BlockQ5_1: 24, BlockQ2K: 84,
+    BlockQ4K: 144, BlockQ5K: 176, BlockQ6K: 210, BlockQ8K: 292
+);
+
+/// Bytes seen as the blocks that they are; none where they are no whole, aligned blocks. candle's
+/// own constructor (`GgmlDType::from_data`) copies both the blocks and their values, and panics on
+/// bytes that are not aligned.
+pub(crate) fn blocks<B: Block>(bytes: &[u8]) -> Option<&[B]> {
+    // SAFETY: `B` is one of the structs above, all `repr(C)` arrays of integers, f16 and f32, for
+    // which every bit pattern is a value; their sizes are asserted, their source is pinned to one
+    // version of candle. Alignment and length are `align_to`'s care, the lifetime is the bytes'.
+    #[allow(unsafe_code)]
+    let (before, blocks, after) = unsafe { bytes.align_to::<B>() };
+    (before.is_empty() && after.is_empty()).then_some(blocks)
 }
 
 fn malformed(path: &Path, what: &str, expected: &str, found: &str) -> CheckpointError {

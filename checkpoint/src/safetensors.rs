@@ -1,10 +1,15 @@
 //! The safetensors container (https://github.com/huggingface/safetensors, "Format"): an 8-byte
 //! little-endian header length, a JSON header, the data. Read strictly: every byte of the data
-//! belongs to exactly one tensor.
+//! belongs to exactly one tensor. The safetensors library reads entries (`TensorInfo`) and checks
+//! the layout (`Metadata`); decision 005 says why its `read_metadata` does not read the header.
 
-use std::fmt;
+use std::{collections::HashMap, fmt};
 
-use serde::de::{Deserializer, MapAccess, Visitor};
+use safetensors::{
+    Dtype, SafeTensorError,
+    tensor::{Metadata, TensorInfo},
+};
+use serde::de::{Deserialize, Deserializer, MapAccess, Visitor};
 use serde_json::Value;
 
 use crate::{
@@ -43,94 +48,93 @@ pub(crate) fn read_header(file: &MappedFile) -> Result<Vec<StoredTensor>, Checkp
     let header: Header = serde_json::from_slice(header).map_err(|error| {
         malformed(file, "header", "a JSON object of tensors", error.to_string())
     })?;
-    let mut tensors = Vec::with_capacity(header.0.len());
+    let data_start = 8 + length as usize;
+    let (mut infos, mut tensors) = (Vec::new(), Vec::new());
     for (name, value) in header.0 {
         if name != "__metadata__" {
-            tensors.push(entry(file, name, &value, 8 + length as usize)?);
+            let (info, dtype) = entry(file, &name, &value, data.len())?;
+            let (begin, end) = info.data_offsets;
+            let (shape, offset) = (info.shape.clone(), data_start + begin);
+            infos.push((name.clone(), info));
+            tensors.push(StoredTensor { name, dtype, shape, offset, bytes: end - begin });
         }
     }
-    check_layout(file, &tensors, 8 + length as usize, data.len())?;
+    check_layout(file, infos, data.len())?;
     Ok(tensors)
 }
 
+/// One entry of the header. Its offsets are within the data, so that no sum of them overflows.
 fn entry(
     file: &MappedFile,
-    name: String,
+    name: &str,
     value: &Value,
-    data_start: usize,
-) -> Result<StoredTensor, CheckpointError> {
-    let refuse = |expected: &str, found: String| CheckpointError::Tensor {
-        path: file.path().to_owned(),
-        tensor: name.clone(),
-        expected: expected.to_owned(),
-        found,
-    };
-    let dtype = match value.get("dtype").and_then(Value::as_str) {
-        Some("F32") => DType::F32,
-        Some("F16") => DType::F16,
-        Some("BF16") => DType::BF16,
-        found => {
-            let found = format!("dtype {}", found.unwrap_or("none"));
-            return Err(refuse("dtype F32, F16 or BF16", found));
+    data_bytes: usize,
+) -> Result<(TensorInfo, DType), CheckpointError> {
+    let info = TensorInfo::deserialize(value).map_err(|error| {
+        let dtype = value.get("dtype").map_or("none".to_owned(), Value::to_string);
+        let expected = "dtype F32, F16 or BF16, a shape and two data_offsets".to_owned();
+        refuse(file, name, expected, format!("dtype {dtype}: {error}"))
+    })?;
+    let dtype = match info.dtype {
+        Dtype::F32 => DType::F32,
+        Dtype::F16 => DType::F16,
+        Dtype::BF16 => DType::BF16,
+        other => {
+            let expected = "dtype F32, F16 or BF16".to_owned();
+            return Err(refuse(file, name, expected, format!("dtype {other}")));
         }
     };
-    let numbers = |field: &str| -> Option<Vec<usize>> {
-        let list = value.get(field)?.as_array()?.iter();
-        list.map(|item| item.as_u64().and_then(|n| usize::try_from(n).ok())).collect()
-    };
-    let shape = numbers("shape").ok_or_else(|| refuse("a shape", "none".to_owned()))?;
-    let Some([begin, end]) =
-        numbers("data_offsets").and_then(|pair| <[usize; 2]>::try_from(pair).ok())
-    else {
-        return Err(refuse("two data_offsets", "none".to_owned()));
-    };
-    let count = shape.iter().try_fold(1usize, |count, &size| count.checked_mul(size));
+    let (begin, end) = info.data_offsets;
+    let count = info.shape.iter().try_fold(1usize, |count, &size| count.checked_mul(size));
     let needed = count.and_then(|count| dtype.bytes(count));
     if begin > end || needed != Some(end - begin) {
         let needed = needed.map_or("too many".to_owned(), |bytes| bytes.to_string());
-        let expected = format!("{needed} bytes for {} of {dtype}", describe_shape(&shape));
-        return Err(refuse(&expected, format!("data_offsets [{begin}, {end}]")));
+        let expected = format!("{needed} bytes for {} of {dtype}", describe_shape(&info.shape));
+        return Err(refuse(file, name, expected, format!("data_offsets [{begin}, {end}]")));
     }
-    let Some(offset) = data_start.checked_add(begin) else {
-        return Err(refuse("data_offsets in the file", format!("[{begin}, {end}]")));
-    };
-    Ok(StoredTensor { name, dtype, shape, offset, bytes: end - begin })
+    if end > data_bytes {
+        let expected = format!("data_offsets within the file's {data_bytes} bytes of data");
+        let found = format!("[{begin}, {end}] (the file may be truncated)");
+        return Err(refuse(file, name, expected, found));
+    }
+    Ok((info, dtype))
 }
 
-/// Tensors follow each other without gap or overlap, from the header's end to the file's end.
+/// Every name is there once, and tensors follow each other without gap or overlap, from the
+/// header's end to the file's end.
 fn check_layout(
     file: &MappedFile,
-    tensors: &[StoredTensor],
-    data_start: usize,
+    mut infos: Vec<(String, TensorInfo)>,
     data_bytes: usize,
 ) -> Result<(), CheckpointError> {
-    let mut order: Vec<&StoredTensor> = tensors.iter().collect();
-    order.sort_by_key(|tensor| (tensor.offset, tensor.bytes));
-    let mut next = data_start;
-    for tensor in order {
-        let begin = tensor.offset - data_start;
-        let end = begin.saturating_add(tensor.bytes);
-        let refuse = |expected: String, found: String| CheckpointError::Tensor {
-            path: file.path().to_owned(),
-            tensor: tensor.name.clone(),
-            expected,
-            found,
-        };
-        if end > data_bytes {
-            let expected = format!("data_offsets within the file's {data_bytes} bytes of data");
-            return Err(refuse(expected, format!("[{begin}, {end}] (the file may be truncated)")));
+    infos.sort_by_key(|(_, info)| info.data_offsets);
+    let (mut begins, mut next) = (HashMap::new(), 0);
+    for (name, info) in &infos {
+        let (begin, end) = info.data_offsets;
+        if begins.insert(name.clone(), (begin, next)).is_some() {
+            return Err(refuse(file, name, "each tensor once".to_owned(), "it twice".to_owned()));
         }
-        if tensor.offset != next {
-            let expected = format!("data_offsets that begin at {}", next - data_start);
-            return Err(refuse(expected, format!("{begin}: tensors overlap or leave a gap")));
-        }
-        next += tensor.bytes;
+        next = end;
     }
-    if next - data_start != data_bytes {
-        let expected = format!("{} bytes, as the header says", next - data_start);
+    let metadata = Metadata::new(None, infos).map_err(|error| match error {
+        SafeTensorError::InvalidOffset(name) => {
+            let (begin, next) = begins.get(&name).copied().unwrap_or_default();
+            let expected = format!("data_offsets that begin at {next}");
+            refuse(file, &name, expected, format!("{begin}: tensors overlap or leave a gap"))
+        }
+        other => malformed(file, "header", "a valid list of tensors", other.to_string()),
+    })?;
+    let described = metadata.data_len();
+    if described != data_bytes {
+        let expected = format!("{described} bytes, as the header says");
         return Err(malformed(file, "data", &expected, format!("{data_bytes} bytes")));
     }
     Ok(())
+}
+
+fn refuse(file: &MappedFile, tensor: &str, expected: String, found: String) -> CheckpointError {
+    let (path, tensor) = (file.path().to_owned(), tensor.to_owned());
+    CheckpointError::Tensor { path, tensor, expected, found }
 }
 
 fn malformed(file: &MappedFile, what: &str, expected: &str, found: String) -> CheckpointError {
@@ -145,7 +149,7 @@ fn malformed(file: &MappedFile, what: &str, expected: &str, found: String) -> Ch
 /// The header's entries in file order. A JSON map would silently keep the last of two equal names.
 struct Header(Vec<(String, Value)>);
 
-impl<'de> serde::Deserialize<'de> for Header {
+impl<'de> Deserialize<'de> for Header {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         deserializer.deserialize_map(HeaderVisitor)
     }
