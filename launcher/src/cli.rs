@@ -138,7 +138,7 @@ pub struct ServeArgs {
     /// The name that clients call the model by [default: MODEL as given]
     #[arg(long, env = "TRIREME_SERVED_MODEL_NAME", value_name = "NAME")]
     pub served_model_name: Option<String>,
-    /// A file with the keys that clients must show, one a line
+    /// A file with the key that clients must show
     #[arg(long, env = "TRIREME_API_KEY_FILE", value_name = "FILE")]
     pub api_key_file: Option<PathBuf>,
     /// Largest request body, such as 2MiB

@@ -1,7 +1,7 @@
 //! What the command line means: arguments parsed once into values that cannot be wrong.
 
 use std::{
-    net::IpAddr,
+    net::{IpAddr, Ipv4Addr},
     num::{NonZeroU32, NonZeroUsize},
     path::PathBuf,
     time::Duration,
@@ -112,20 +112,30 @@ impl Supervision {
 }
 
 /// The doors of the router.
-#[derive(Clone, Debug, Default)]
+#[derive(Clone, Debug)]
 pub struct Front {
-    /// None: no TCP port at all, only the control socket.
-    pub tcp: Option<TcpFront>,
+    pub host: IpAddr,
+    /// 0: a free one.
+    pub port: u16,
+    pub grpc_port: u16,
     pub served_model_name: Option<String>,
     pub api_key_file: Option<PathBuf>,
     pub max_body_bytes: Option<u64>,
 }
 
-#[derive(Clone, Debug)]
-pub struct TcpFront {
-    pub host: IpAddr,
-    pub port: u16,
-    pub grpc_port: u16,
+impl Front {
+    /// Of an instance that is reached by its control socket. The router always listens on TCP too:
+    /// on free ports of this machine, then, so that any number of instances get along.
+    pub fn private() -> Self {
+        Self {
+            host: Ipv4Addr::LOCALHOST.into(),
+            port: 0,
+            grpc_port: 0,
+            served_model_name: None,
+            api_key_file: None,
+            max_body_bytes: None,
+        }
+    }
 }
 
 impl EngineConfig {
@@ -164,7 +174,9 @@ impl EngineConfig {
 impl Front {
     pub fn new(args: &ServeArgs) -> Self {
         Self {
-            tcp: Some(TcpFront { host: args.host, port: args.port, grpc_port: args.grpc_port }),
+            host: args.host,
+            port: args.port,
+            grpc_port: args.grpc_port,
             served_model_name: args
                 .served_model_name
                 .clone()

@@ -89,7 +89,7 @@ impl Instance {
         let mut processes = topology::plan(Deployment {
             model,
             engine,
-            front: front.unwrap_or(&Front::default()),
+            front: front.unwrap_or(&Front::private()),
             instance: folder.instance(),
             run_folder: folder.path(),
             binaries: &binaries,

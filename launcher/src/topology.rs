@@ -19,7 +19,7 @@ pub const MAX_SOCKET_PATH_BYTES: usize = 107;
 
 #[derive(Debug, thiserror::Error)]
 pub enum TopologyError {
-    #[error("--tp {tp} --pp {pp}: {cause}")]
+    #[error("--tp {tp} --pp {pp} is no legal split: {cause}")]
     Split { tp: usize, pp: usize, cause: CheckpointError },
     #[error(
         "socket path {path} has {given} bytes, a unix socket takes {MAX_SOCKET_PATH_BYTES}; set XDG_RUNTIME_DIR or TMPDIR to a shorter folder"
@@ -185,11 +185,9 @@ fn router_args(deployment: &Deployment<'_>, shards: &[PathBuf], control: &Path) 
     flags.put("--tp", engine.split.tp.to_string());
     flags.put("--pp", engine.split.pp.to_string());
     flags.put("--control-socket", control);
-    if let Some(tcp) = &front.tcp {
-        flags.put("--host", tcp.host.to_string());
-        flags.put("--port", tcp.port.to_string());
-        flags.put("--grpc-port", tcp.grpc_port.to_string());
-    }
+    flags.put("--host", front.host.to_string());
+    flags.put("--port", front.port.to_string());
+    flags.put("--grpc-port", front.grpc_port.to_string());
     flags.put_some("--served-model-name", front.served_model_name.as_ref());
     flags.put_some("--max-model-len", limits.max_model_len);
     flags.put_some("--max-batch-tokens", limits.max_batch_tokens);

@@ -104,25 +104,22 @@ fn flags_reach_the_process_they_concern() {
 }
 
 #[test]
-fn an_ephemeral_instance_has_no_tcp_port() {
+fn a_private_instance_takes_free_ports_of_this_machine() {
     let (engine, _) = config("");
     let binaries = Binaries { shard: "/s".into(), router: "/r".into() };
     let processes = plan(Deployment {
         model: Path::new("/m"),
         engine: &engine,
-        front: &Front::default(),
+        front: &Front::private(),
         instance: "i",
         run_folder: Path::new("/r"),
         binaries: &binaries,
         cores: NonZeroUsize::MIN,
     })
     .unwrap();
-    let router = &processes.last().unwrap().args;
-    assert!(
-        !router
-            .iter()
-            .any(|word| ["--host", "--port", "--grpc-port"].contains(&word.to_str().unwrap()))
-    );
+    let words: Vec<_> = processes[1].args.iter().map(|word| word.to_str().unwrap()).collect();
+    let line = words.join(" ");
+    assert!(line.contains("--host 127.0.0.1 --port 0 --grpc-port 0 "), "{line}");
 }
 
 #[test]
@@ -153,7 +150,7 @@ fn impossible_plans_are_refused_with_the_possible_ones() {
     check("smollm-like", "--tp 2", Ok(()));
     check("smollm-like", "--tp 3 --pp 5", Ok(()));
     check("smollm-like", "--pp 6", Err(&["--tp 1 --pp 6", "5"]));
-    check("smollm-like", "--tp 10", Err(&["--tp 10 --pp 1"]));
+    check("smollm-like", "--tp 10", Err(&["--tp 10 --pp 1 is no legal split"]));
     check("llama3-like", "--tp 4", Ok(()));
     check("llama3-like", "--max-model-len 100000", Err(&["--max-model-len 100000"]));
 }

@@ -55,7 +55,7 @@ pub fn with_server(
     drop(checkpoint); // only looked at; the shards map it themselves
     runtime()?.block_on(async {
         listen_to_logs(args.log_format)?;
-        let front = Front { served_model_name: Some(args.model.model.clone()), ..Front::default() };
+        let front = Front { served_model_name: Some(args.model.model.clone()), ..Front::private() };
         let (instance, reach) =
             Instance::prepare(&model, engine, Some(&front), args.log_format, Voice::Quiet)?;
         let Reach { handle, control, .. } = reach;
