@@ -122,7 +122,7 @@ impl ChatTemplate {
         for (name, value) in &conversation.variables {
             entries.push((name.clone(), JinjaValue::from(Serde(value))));
         }
-        entries.into_iter().collect()
+        JinjaValue::from_pairs(entries)
     }
 }
 

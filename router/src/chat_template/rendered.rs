@@ -48,13 +48,21 @@ impl Rendered {
     }
 }
 
-/// Cuts at the special tokens that no marker breaks, the longest of those that start together.
+/// Cuts at every special token, the longest of those that start together. One that a marker breaks
+/// is text of its own: like the reference, and like the tokenizer where it parses them.
 fn split(marked: &str, marker: char, special: &[String]) -> Vec<Segment> {
+    let broken: Vec<String> =
+        special.iter().map(|token| mark_text(token, marker, special)).collect();
+    let patterns: Vec<String> = special.iter().chain(&broken).cloned().collect();
     let mut segments = Vec::new();
     let mut rest = marked;
-    while let Some((at, token)) = first_special(rest, special) {
+    while let Some((at, token)) = first_special(rest, &patterns) {
         push_text(&mut segments, &rest[..at], marker);
-        segments.push(Segment::Special(token.to_owned()));
+        if token.contains(marker) {
+            push_text(&mut segments, token, marker);
+        } else {
+            segments.push(Segment::Special(token.to_owned()));
+        }
         rest = &rest[at + token.len()..];
     }
     push_text(&mut segments, rest, marker);

@@ -30,7 +30,7 @@ async fn check_batching(tp: u32, pp: u32) {
     let answers = (0..50_u32).map(|number| {
         let core = &core;
         async move {
-            let prompt: Vec<u32> = (0..1 + number * 3).map(|at| 1000 * number + at + 3).collect();
+            let prompt: Vec<u32> = (0..1 + number * 3).map(|at| 900 * number + at + 3).collect();
             let (last, wanted) = (prompt[prompt.len() - 1], 5 + number);
             let generation = core.generate(&prompt, wanted).await.unwrap();
             let (tokens, outcome) = finish(generation).await;
