@@ -44,7 +44,8 @@ pub struct Args {
     /// Unix socket to listen on; made with mode 0600, removed at the end
     #[arg(long)]
     pub socket: PathBuf,
-    /// Of this rank, like 512MiB; default: a share of a quarter of the available memory
+    /// Of this rank, like 512MiB; default: its share of 1 GiB, or one whole sequence if that is more,
+    /// within a quarter of the available memory
     #[arg(long, value_parser = parse_size)]
     pub kv_cache_memory: Option<u64>,
     #[arg(long, value_enum, default_value = "text")]

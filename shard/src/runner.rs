@@ -166,6 +166,7 @@ impl<D: Device> Runner<D> {
                 bytes_per_block,
                 useful_blocks: (plan.max_sequences as u64)
                     .saturating_mul(blocks_per_sequence as u64),
+                blocks_per_sequence: blocks_per_sequence as u64,
                 memory: self.kv_memory,
                 ranks: self.place.ranks() as u64,
                 available: available.saturating_sub(memory.workspace_bytes),
