@@ -14,6 +14,10 @@ const FLUSH_LIMIT: Duration = Duration::from_secs(2);
 
 fn main() -> anyhow::Result<()> {
     let args = Args::parse();
+    // A control socket is a launcher's; without one a person started this, and may detach from it.
+    if args.control_socket.is_some() && !shutdown::end_with_parent()? {
+        return Ok(());
+    }
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     let (outcome, telemetry) = runtime.block_on(async {
         let telemetry = trireme_telemetry::install(

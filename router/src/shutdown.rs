@@ -1,5 +1,6 @@
 //! SIGTERM and SIGINT: the first drains, the second ends at once.
 
+use rustix::process::{getppid, set_parent_process_death_signal};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 
@@ -23,6 +24,17 @@ pub fn on_signals() -> std::io::Result<CancellationToken> {
         std::process::exit(EXIT_INTERRUPTED);
     });
     Ok(token)
+}
+
+/// Asks the kernel for SIGTERM when the parent dies. False when it is gone already.
+///
+/// # Errors
+/// The kernel refuses.
+pub fn end_with_parent() -> std::io::Result<bool> {
+    let before = getppid();
+    set_parent_process_death_signal(Some(rustix::process::Signal::TERM))?;
+    // A parent that died before the call above sends no signal any more.
+    Ok(getppid() == before)
 }
 
 async fn next(terminate: &mut Signal, interrupt: &mut Signal) {
