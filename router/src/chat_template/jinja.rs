@@ -89,9 +89,11 @@ pub fn strftime_now(now: NaiveDateTime) -> Value {
 
 /// Python's `json.dumps(value, ensure_ascii=False)` with its keywords.
 fn to_json(value: Value, positional: Rest<Value>, kwargs: Kwargs) -> Result<Value, Error> {
-    let mut style = python::JsonStyle::default();
-    style.ensure_ascii = kwargs.get::<Option<bool>>("ensure_ascii")?.unwrap_or(false);
-    style.sort_keys = kwargs.get::<Option<bool>>("sort_keys")?.unwrap_or(false);
+    let mut style = python::JsonStyle {
+        ensure_ascii: kwargs.get::<Option<bool>>("ensure_ascii")?.unwrap_or(false),
+        sort_keys: kwargs.get::<Option<bool>>("sort_keys")?.unwrap_or(false),
+        ..python::JsonStyle::default()
+    };
     let indent = match kwargs.get::<Option<usize>>("indent")? {
         Some(indent) => Some(indent),
         None => positional.first().and_then(|value| usize::try_from(value.clone()).ok()),
