@@ -11,7 +11,7 @@ PROMPT ?= What is the capital of France?
 
 # The three programs; one profile serves everything, so nothing is built twice.
 build:
-	$(CARGO) build --release --bin trireme --bin trireme-router --bin trireme-shard
+	$(CARGO) build --release --workspace --bins
 
 serve: build
 	exec $(TRIREME) serve $(MODEL) --tp $(TP)
@@ -27,8 +27,8 @@ test: build
 lint:
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --release --workspace --all-targets -- -D warnings
-	@if $(CARGO) deny --version >/dev/null 2>&1; then $(CARGO) deny check; \
-	else echo "cargo-deny is not installed: licences and advisories were not checked"; fi
+	@if $(CARGO) deny --version >/dev/null 2>&1; then $(CARGO) deny check licenses bans sources; \
+	else echo "cargo-deny is not installed: licences and sources were not checked"; fi
 
 bench: build
 	$(TRIREME) bench $(MODEL) --tp $(TP)
