@@ -37,4 +37,4 @@ cuda:
 	@echo "CUDA is not built yet: the shard runs on CPUs only (see docs/)"; exit 1
 
 docker:
-	docker build -t trireme .
+	@echo "There is no image yet: deployment is a later step (see README)"; exit 1

@@ -118,6 +118,28 @@ impl Client {
     }
 }
 
+/// The figures of `/metrics` at one moment.
+#[derive(Debug)]
+pub struct Metrics {
+    text: String,
+}
+
+impl Metrics {
+    pub async fn of(client: &Client) -> Result<Self> {
+        let answer = client.get("/metrics").await?;
+        Ok(Self { text: String::from_utf8(answer.body.to_vec())? })
+    }
+
+    /// A metric without labels; panics when there is none of that name.
+    pub fn get(&self, name: &str) -> f64 {
+        self.text
+            .lines()
+            .find_map(|line| line.strip_prefix(name)?.strip_prefix(' '))
+            .and_then(|value| value.trim().parse().ok())
+            .unwrap_or_else(|| panic!("no metric {name} in {}", self.text))
+    }
+}
+
 /// A stream of server-sent events.
 pub struct EventStream {
     body: Incoming,

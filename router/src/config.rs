@@ -17,6 +17,9 @@ use crate::{dispatcher::DispatcherSettings, shard_group::GroupSettings};
 /// Tokens that a client may fall behind before it is dropped: minutes of reading, under a megabyte.
 const LAG_TOKENS: usize = 4096;
 
+/// Most requests running at once, where the step has room for that many tokens.
+const SEQUENCES_DEFAULT: u32 = 64;
+
 /// Serves one model over HTTP and gRPC from shards that run already.
 #[derive(Clone, Debug, clap::Parser)]
 #[command(name = "trireme-router", version, about)]
@@ -56,9 +59,9 @@ pub struct Args {
     /// Most tokens computed in one step.
     #[arg(long, env = "TRIREME_MAX_BATCH_TOKENS", default_value_t = 512, value_name = "TOKENS")]
     pub max_batch_tokens: u32,
-    /// Most requests running at once.
-    #[arg(long, env = "TRIREME_MAX_SEQUENCES", default_value_t = 64, value_name = "N")]
-    pub max_sequences: u32,
+    /// Most requests running at once; 64, or --max-batch-tokens when that is less.
+    #[arg(long, env = "TRIREME_MAX_SEQUENCES", value_name = "N")]
+    pub max_sequences: Option<u32>,
     /// Most requests waiting; one more is refused with 429.
     #[arg(long, env = "TRIREME_MAX_WAITING", default_value_t = 1024, value_name = "N")]
     pub max_waiting: usize,
@@ -185,7 +188,7 @@ impl Args {
         );
         let at_least_1 = [
             ("--max-batch-tokens", self.max_batch_tokens as usize),
-            ("--max-sequences", self.max_sequences as usize),
+            ("--max-sequences", self.max_sequences() as usize),
             ("--max-waiting", self.max_waiting),
             ("--steps-in-flight", self.steps_in_flight.unwrap_or(1)),
             ("--step-deadline-ms", self.step_deadline_ms as usize),
@@ -197,10 +200,10 @@ impl Args {
         if let Some(tokens @ 0..2) = self.max_model_len {
             bail!("--max-model-len must be at least 2, not {tokens}");
         }
-        if self.max_sequences > self.max_batch_tokens {
+        if self.max_sequences() > self.max_batch_tokens {
             bail!(
                 "--max-sequences {} is over --max-batch-tokens {}: a step has one token for each",
-                self.max_sequences,
+                self.max_sequences(),
                 self.max_batch_tokens
             );
         }
@@ -230,6 +233,10 @@ impl Args {
         last.unwrap_or_else(|| "model".to_owned())
     }
 
+    fn max_sequences(&self) -> u32 {
+        self.max_sequences.unwrap_or(SEQUENCES_DEFAULT.min(self.max_batch_tokens))
+    }
+
     fn group(&self) -> anyhow::Result<GroupSettings> {
         let socket = |address: &String| match address.strip_prefix("unix:") {
             Some(path) if !path.is_empty() => Ok(PathBuf::from(path)),
@@ -250,7 +257,7 @@ impl Args {
             start_deadline: Duration::from_secs(self.start_deadline_s),
             steps_in_flight: self.steps_in_flight.unwrap_or(self.pp as usize + 1),
             max_batch_tokens: self.max_batch_tokens,
-            max_sequences: self.max_sequences,
+            max_sequences: self.max_sequences(),
             max_model_len: self.max_model_len,
         })
     }

@@ -36,6 +36,11 @@ fn main() -> anyhow::Result<()> {
 async fn serve(args: Args) -> anyhow::Result<()> {
     let config = args.into_config()?;
     let shutdown = shutdown::on_signals()?;
+    let control_socket = config.control_socket.clone();
     let listeners = Listeners::bind(&config).await?;
-    server::run(config, listeners, shutdown).await
+    let outcome = server::run(config, listeners, shutdown).await;
+    if let Some(path) = control_socket {
+        shutdown::remove_socket(&path);
+    }
+    outcome
 }

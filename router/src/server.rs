@@ -147,12 +147,12 @@ async fn serve(
         |key: Option<ApiKey>| GenerationService::new(generator.clone(), addresses.clone(), key);
     let app = App::new(generator.clone(), http_config(config), metrics::install().ok());
     let web = http::serve(listeners.http, app, close.clone().cancelled_owned(), CLOSE_LIMIT);
-    let public = grpc_routes(service(config.api_key.clone()), readiness.clone())?;
+    let public = grpc_routes(service(config.api_key.clone()), readiness.clone()).await?;
     let public = public.serve_with_incoming_shutdown(
         TcpListenerStream::new(listeners.grpc),
         close.clone().cancelled_owned(),
     );
-    let control = grpc_routes(service(None), readiness)?;
+    let control = grpc_routes(service(None), readiness).await?;
     let control = async {
         match listeners.control {
             Some(listener) => {
@@ -178,20 +178,23 @@ fn http_config(config: &Config) -> HttpConfig {
     }
 }
 
-/// The API, health and reflection.
-fn grpc_routes(
+/// The API, health and reflection (v1, and v1alpha for the clients that still ask for it).
+async fn grpc_routes(
     service: GenerationService,
     readiness: tokio::sync::watch::Receiver<crate::api::Readiness>,
 ) -> anyhow::Result<Router> {
     let (reporter, health) = tonic_health::server::health_reporter();
+    // A new reporter says "serving" of the whole server: nobody may ask before it is told.
+    readiness::report(&readiness, &reporter).await;
     tokio::spawn(readiness::mirror(readiness, reporter));
-    let reflection = tonic_reflection::server::Builder::configure()
-        .register_encoded_file_descriptor_set(trireme_proto::FILE_DESCRIPTOR_SET)
-        .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
-        .build_v1()
-        .context("describe the gRPC API")?;
+    let describe = || {
+        tonic_reflection::server::Builder::configure()
+            .register_encoded_file_descriptor_set(trireme_proto::FILE_DESCRIPTOR_SET)
+            .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
+    };
     Ok(tonic::transport::Server::builder()
         .add_service(health)
-        .add_service(reflection)
+        .add_service(describe().build_v1().context("describe the gRPC API")?)
+        .add_service(describe().build_v1alpha().context("describe the gRPC API")?)
         .add_service(GenerationServer::new(service)))
 }

@@ -1,5 +1,7 @@
 //! SIGTERM and SIGINT: the first drains, the second ends at once.
 
+use std::path::Path;
+
 use rustix::process::{getppid, set_parent_process_death_signal};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio_util::sync::CancellationToken;
@@ -35,6 +37,16 @@ pub fn end_with_parent() -> std::io::Result<bool> {
     set_parent_process_death_signal(Some(rustix::process::Signal::TERM))?;
     // A parent that died before the call above sends no signal any more.
     Ok(getppid() == before)
+}
+
+/// Removes a socket, and its folder when this was the last thing in it: a launcher that was killed
+/// cannot do so.
+pub fn remove_socket(path: &Path) {
+    // Both may be gone already, and a folder that is in use stays.
+    drop(std::fs::remove_file(path));
+    if let Some(folder) = path.parent() {
+        drop(std::fs::remove_dir(folder));
+    }
 }
 
 async fn next(terminate: &mut Signal, interrupt: &mut Signal) {

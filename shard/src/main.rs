@@ -11,6 +11,7 @@ use trireme_shard::{
     process,
     server::{self, ServeError},
 };
+use trireme_telemetry::Service;
 
 /// Exit codes beside 0 (stopped as asked), 1 (failed) and 2 (flags do not parse).
 const EXIT_CONFIG: u8 = 3;
@@ -19,25 +20,19 @@ const EXIT_ORPHAN: u8 = 5;
 
 const FLUSH_DEADLINE: Duration = Duration::from_secs(2);
 
-#[tokio::main(flavor = "current_thread")]
-async fn main() -> ExitCode {
+fn main() -> anyhow::Result<ExitCode> {
     let args = Args::parse();
-    let endpoint = args.otlp_endpoint.as_deref();
-    let telemetry =
-        match trireme_telemetry::install("trireme-shard", args.log_format.into(), endpoint) {
-            Ok(guard) => guard,
-            Err(error) => {
-                // Without logging there is only this way to say so.
-                drop(std::io::Write::write_fmt(
-                    &mut std::io::stderr(),
-                    format_args!("trireme-shard: install telemetry: {error:#}\n"),
-                ));
-                return ExitCode::FAILURE;
-            }
-        };
-    let code = run(args).await;
+    let service = Service { rank: u32::try_from(args.rank).ok(), ..Service::from("trireme-shard") };
+    // One worker beside the engine's thread; the exporter needs it while the main thread flushes.
+    let runtime =
+        tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build()?;
+    let (code, telemetry) = runtime.block_on(async {
+        let endpoint = args.otlp_endpoint.as_deref();
+        let telemetry = trireme_telemetry::install(service, args.log_format.into(), endpoint)?;
+        anyhow::Ok((run(args).await, telemetry))
+    })?;
     telemetry.flush(FLUSH_DEADLINE);
-    code
+    Ok(code)
 }
 
 async fn run(args: Args) -> ExitCode {

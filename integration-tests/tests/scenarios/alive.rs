@@ -6,21 +6,10 @@ use anyhow::Result;
 use futures::future::join_all;
 use serde_json::json;
 use trireme_integration_tests::{
-    client::Client,
+    client::{Client, Metrics},
     fixture,
     server::{Server, ServerOptions},
 };
-
-/// The value of a metric without labels.
-async fn metric(client: &Client, name: &str) -> Result<f64> {
-    let answer = client.get("/metrics").await?;
-    let text = String::from_utf8(answer.body.to_vec())?;
-    let value = text
-        .lines()
-        .find_map(|line| line.strip_prefix(name)?.strip_prefix(' '))
-        .unwrap_or_else(|| panic!("no metric {name} in {text}"));
-    Ok(value.trim().parse()?)
-}
 
 /// One of the clients: every fourth leaves in the middle.
 async fn chat(server: &Server, number: usize) -> Result<bool> {
@@ -50,9 +39,10 @@ async fn chat(server: &Server, number: usize) -> Result<bool> {
 
 async fn wait_for_idle(client: &Client) -> Result<()> {
     for _ in 0..500 {
-        let busy = metric(client, "trireme_running_sequences").await?
-            + metric(client, "trireme_queue_sequences").await?
-            + metric(client, "trireme_kv_blocks_used").await?;
+        let metrics = Metrics::of(client).await?;
+        let held =
+            ["trireme_running_sequences", "trireme_queue_sequences", "trireme_kv_blocks_used"];
+        let busy: f64 = held.iter().map(|name| metrics.get(name)).sum();
         if busy == 0.0 {
             return Ok(());
         }

@@ -50,7 +50,7 @@ async fn the_openai_package_and_grpc_reflection_work() -> Result<()> {
         .arg(format!("http://{}/v1", server.http)))?;
     assert!(said.contains("openai client: all good"), "{said}");
     let said =
-        run(Command::new(&python).arg(script("grpc_reflection.py")).arg(server.grpc.to_string()))?;
+        run(Command::new(&python).arg(script("grpc_client.py")).arg(server.grpc.to_string()))?;
     assert!(said.contains("grpc client: all good"), "{said}");
     Ok(())
 }

@@ -4,7 +4,7 @@ use anyhow::Result;
 use futures::future::try_join_all;
 use serde_json::{Value, json};
 use trireme_integration_tests::{
-    client::Client,
+    client::{Client, Metrics},
     fixture::{self, Expected, ExpectedGreedy},
     server::{Server, ServerOptions},
 };
@@ -73,7 +73,8 @@ async fn check_alone(
     Ok(())
 }
 
-async fn check_smollm2(tp: usize, pp: usize, args: &[&str]) -> Result<()> {
+/// Serves SmolLM2 and checks every prompt; the figures of `/metrics` after that.
+async fn check_smollm2(tp: usize, pp: usize, args: &[&str]) -> Result<Metrics> {
     let expected: Expected = fixture::json("smollm2/generation.json");
     let options =
         ServerOptions::new(fixture::smollm2()).split(tp, pp).args(&["--dtype", "f32"]).args(args);
@@ -83,7 +84,7 @@ async fn check_smollm2(tp: usize, pp: usize, args: &[&str]) -> Result<()> {
     if (tp, pp) == (1, 1) {
         check_alone(&server.client(), &name, &expected, 2e-3).await?;
     }
-    Ok(())
+    Metrics::of(&server.client()).await
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -95,10 +96,19 @@ async fn smollm2_equals_the_reference_in_every_split() -> Result<()> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn smollm2_survives_small_chunks_and_preemption() -> Result<()> {
-    // 32 tokens a step cut every longer prompt in chunks; few pages force recomputation.
+async fn smollm2_survives_small_chunks() -> Result<()> {
+    // 32 tokens a step cut every longer prompt in chunks.
     check_smollm2(2, 1, &["--max-batch-tokens", "32"]).await?;
-    check_smollm2(1, 2, &["--max-batch-tokens", "48", "--kv-cache-memory", "24MiB"]).await
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn smollm2_survives_preemption() -> Result<()> {
+    // Few pages: sequences are thrown out and computed again.
+    let few_pages = ["--kv-cache-memory", "16MiB", "--max-model-len", "512"];
+    let metrics = check_smollm2(1, 2, &few_pages).await?;
+    assert!(metrics.get("trireme_preemptions_total") > 0.0, "the pages were enough: {metrics:?}");
+    Ok(())
 }
 
 #[tokio::test(flavor = "multi_thread")]
