@@ -200,6 +200,7 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
+        #[expect(clippy::print_stderr, reason = "a failed test shows what its server said")]
         if std::thread::panicking() {
             eprintln!("--- log of the server\n{}\n---", self.log());
         }
