@@ -2,11 +2,9 @@
 
 use std::fs;
 
-/// The part of available memory that all ranks of a host take together unless told otherwise.
+/// The part of available memory that all ranks of a host take together unless told otherwise. Pages
+/// become resident as tokens are written, so a large cache costs nothing at the start.
 const DEFAULT_SHARE: u64 = 4;
-/// And at most this many bytes of it, unless one sequence needs more: pages are touched when they are
-/// allocated, and 1.5 GiB of them took 3.7 s of the start on a small machine.
-const DEFAULT_BYTES_MAX: u64 = 1 << 30;
 
 /// What is asked for, in blocks and bytes.
 #[derive(Clone, Copy, Debug)]
@@ -14,8 +12,6 @@ pub struct KvDemand {
     pub bytes_per_block: u64,
     /// Blocks that `max_sequences` sequences of `max_model_len` tokens fill.
     pub useful_blocks: u64,
-    /// Blocks that one sequence of `max_model_len` tokens fills.
-    pub blocks_per_sequence: u64,
     /// `--kv-cache-memory`: bytes of this rank.
     pub memory: Option<u64>,
     /// Ranks that share the memory of this host.
@@ -26,16 +22,22 @@ pub struct KvDemand {
 
 impl KvDemand {
     /// Never more blocks than sequences can fill. Within that: what `--kv-cache-memory` says, else
-    /// this rank's share of 1 GiB or one whole sequence, whichever is more, but at most its share of
-    /// a quarter of the memory that is available.
+    /// this rank's share of a quarter of the memory that is available.
     pub fn blocks(&self) -> u32 {
-        let ranks = self.ranks.max(1);
-        let one_sequence = self.blocks_per_sequence.saturating_mul(self.bytes_per_block);
-        let default =
-            one_sequence.max(DEFAULT_BYTES_MAX / ranks).min(self.available / DEFAULT_SHARE / ranks);
-        let budget = self.memory.unwrap_or(default);
+        let budget = self.memory.unwrap_or(self.share() / DEFAULT_SHARE);
         let blocks = (budget / self.bytes_per_block.max(1)).min(self.useful_blocks);
         u32::try_from(blocks).unwrap_or(u32::MAX)
+    }
+
+    /// What is asked for and what this rank may have, where the one is more than the other: it would
+    /// run out of memory in the middle of its work.
+    pub fn excess(&self) -> Option<(u64, u64)> {
+        let asked = self.memory?.min(self.useful_blocks.saturating_mul(self.bytes_per_block));
+        (asked > self.share()).then_some((asked, self.share()))
+    }
+
+    fn share(&self) -> u64 {
+        self.available / self.ranks.max(1)
     }
 }
 
@@ -106,7 +108,6 @@ mod tests {
         let base = KvDemand {
             bytes_per_block: 1000,
             useful_blocks: 50,
-            blocks_per_sequence: 25,
             memory: None,
             ranks: 2,
             available: 400_000,
@@ -117,15 +118,26 @@ mod tests {
         check(KvDemand { memory: Some(7_999), ..base }, 7);
         check(KvDemand { memory: Some(1 << 40), ..base }, 50);
         check(KvDemand { available: 0, ..base }, 0);
-        let large = KvDemand {
-            bytes_per_block: 1 << 20,
-            useful_blocks: 1 << 20,
-            available: 1 << 40,
-            ..base
+    }
+
+    #[test]
+    fn more_than_there_is_is_refused() {
+        let base = KvDemand {
+            bytes_per_block: 1000,
+            useful_blocks: 500,
+            memory: None,
+            ranks: 2,
+            available: 400_000,
         };
-        check(large, 512);
-        check(KvDemand { blocks_per_sequence: 2000, ..large }, 2000);
-        check(KvDemand { memory: Some(4 << 30), ..large }, 4096);
+        let check = |memory, useful_blocks, excess| {
+            let demand = KvDemand { memory, useful_blocks, ..base };
+            assert_eq!(demand.excess(), excess, "{demand:?}");
+        };
+        check(None, 500, None);
+        check(Some(200_000), 500, None);
+        check(Some(200_001), 500, Some((200_001, 200_000)));
+        check(Some(1 << 40), 500, Some((500_000, 200_000)));
+        check(Some(1 << 40), 200, None);
     }
 
     #[test]

@@ -166,11 +166,18 @@ impl<D: Device> Runner<D> {
                 bytes_per_block,
                 useful_blocks: (plan.max_sequences as u64)
                     .saturating_mul(blocks_per_sequence as u64),
-                blocks_per_sequence: blocks_per_sequence as u64,
                 memory: self.kv_memory,
                 ranks: self.place.ranks() as u64,
                 available: available.saturating_sub(memory.workspace_bytes),
             };
+            if let Some((value, most)) = demand.excess() {
+                let limit = format!("at most {most} bytes, this rank's share of what is available");
+                return Err(RunError::Limit {
+                    field: "kv_cache_memory",
+                    value: value as usize,
+                    limit,
+                });
+            }
             memory.num_blocks = demand.blocks();
             if memory.num_blocks == 0 {
                 let limit = format!("at least {bytes_per_block} bytes, for one block");
@@ -180,6 +187,7 @@ impl<D: Device> Runner<D> {
         } else {
             self.allocate(plan, size);
             self.run_worst_step(plan)?;
+            self.renew(plan, size);
         }
         memory.kv_bytes = u64::from(memory.num_blocks) * bytes_per_block;
         Ok(memory)
@@ -206,7 +214,6 @@ impl<D: Device> Runner<D> {
         self.ready = None;
         self.sequences.clear();
         let (device, slice, model) = (&self.device, &self.place.slice, &self.model);
-        let page = || device.pages(plan.num_blocks, slice.kv_heads.len(), model.head_dim);
         self.ready = Some(Ready {
             limits: Limits {
                 max_batch_tokens: plan.max_batch_tokens,
@@ -216,13 +223,30 @@ impl<D: Device> Runner<D> {
                 vocab_size: model.vocab_size,
             },
             rotary: rotary::table(device, model, plan.max_model_len),
-            pages: slice.layers.clone().map(|_| page()).collect(),
+            pages: self.pages(plan),
             work: Workspace::new(device, model, slice, size),
         });
     }
 
+    fn pages(&self, plan: &WarmupPlan) -> Vec<D::Pages> {
+        let slice = &self.place.slice;
+        let (kv_heads, head_dim) = (slice.kv_heads.len(), self.model.head_dim);
+        let page = || self.device.pages(plan.num_blocks, kv_heads, head_dim);
+        slice.layers.clone().map(|_| page()).collect()
+    }
+
+    /// Gives back the memory that the worst step touched: from here on what is resident follows use.
+    fn renew(&mut self, plan: &WarmupPlan, size: StepSize) {
+        let pages = self.pages(plan);
+        let work = Workspace::new(&self.device, &self.model, &self.place.slice, size);
+        if let Some(ready) = &mut self.ready {
+            ready.pages = pages;
+            ready.work = work;
+        }
+    }
+
     /// As many tokens as a step may have, in as few sequences as hold them, and every sampled row
-    /// that the head may see: touches all of the workspace and proves that the step fits.
+    /// that the head may see: touches all of the workspace once and proves that the step fits.
     fn run_worst_step(&mut self, plan: &WarmupPlan) -> Result<(), RunError> {
         let blocks: Vec<u32> = (0..plan.num_blocks as u32).collect();
         let mut rows_left = plan.max_batch_tokens.min(blocks.len() * KvPages::BLOCK_TOKENS);

@@ -7,7 +7,8 @@ use crate::matmul::tile::Element;
 use crate::matrix::Storage;
 use crate::simd::LANES;
 
-/// The KV pages of one layer: `num_blocks` blocks of [`KvPages::BLOCK_TOKENS`] tokens. Zero at first.
+/// The KV pages of one layer: `num_blocks` blocks of [`KvPages::BLOCK_TOKENS`] tokens. Zero at
+/// first, and resident only where tokens were written.
 pub struct KvPages {
     geometry: Geometry,
     num_blocks: usize,
@@ -37,8 +38,8 @@ impl KvPages {
         let geometry = Geometry::new(kv_heads, head_dim, storage);
         let len = num_blocks * geometry.block_len();
         let data = match storage {
-            Storage::F32 => PageData::F32(Buffer::zeroed(len)),
-            Storage::Bf16 => PageData::Bf16(Buffer::zeroed(len)),
+            Storage::F32 => PageData::F32(Buffer::sparse(len)),
+            Storage::Bf16 => PageData::Bf16(Buffer::sparse(len)),
         };
         Self { geometry, num_blocks, data }
     }

@@ -2,7 +2,7 @@
 
 use half::bf16;
 
-use crate::buffer::Buffer;
+use crate::buffer::{Buffer, Touch};
 
 /// How numbers are stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,8 +42,11 @@ impl Matrix {
     pub fn new(outputs: usize, inputs: usize, storage: Storage) -> Self {
         let rows = outputs.next_multiple_of(PANEL);
         let panels = match storage {
-            Storage::F32 => Panels::F32(Buffer::zeroed(rows * inputs)),
-            Storage::Bf16 => Panels::Bf16(Buffer::zeroed(rows * inputs.next_multiple_of(2))),
+            Storage::F32 => Panels::F32(Buffer::zeroed(rows * inputs, Touch::Whole)),
+            Storage::Bf16 => {
+                let inputs = inputs.next_multiple_of(2);
+                Panels::Bf16(Buffer::zeroed(rows * inputs, Touch::Whole))
+            }
         };
         Self { outputs, inputs, panels }
     }

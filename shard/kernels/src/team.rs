@@ -14,7 +14,7 @@ use std::thread::{self, JoinHandle, Thread};
 use std::time::{Duration, Instant};
 
 use crate::attention::Lists;
-use crate::buffer::Buffer;
+use crate::buffer::{Buffer, Touch};
 
 /// How long a wait keeps its core to itself, and how long it then yields before it sleeps.
 const SPIN: Duration = Duration::from_micros(8);
@@ -48,7 +48,7 @@ impl Floats {
         if self.0.as_ref().is_none_or(|floats| floats.len() < len) {
             // The old one goes first, so that the two do not add up.
             self.0 = None;
-            self.0 = Some(Buffer::zeroed(len.next_power_of_two()));
+            self.0 = Some(Buffer::zeroed(len.next_power_of_two(), Touch::Whole));
         }
         &mut self.0.as_mut().expect("filled above")[..len]
     }

@@ -16,9 +16,9 @@ use crate::{
     sampler::{self, SampleRow},
 };
 
-/// Row-major activations.
+/// Row-major activations, resident as far as steps have filled them.
 pub struct Buffer {
-    values: Vec<f32>,
+    values: kernels::Buffer<f32>,
     width: usize,
 }
 
@@ -90,7 +90,7 @@ impl Device for Cpu {
     }
 
     fn buffer(&self, rows: usize, width: usize) -> Buffer {
-        Buffer { values: vec![0.0; rows * width], width }
+        Buffer { values: kernels::Buffer::sparse(rows * width), width }
     }
     fn read(&self, buffer: &Buffer, rows: usize) -> Vec<f32> {
         buffer.first(rows).to_vec()
