@@ -92,7 +92,8 @@ async fn stop(engine: &Handle, mut engine_end: oneshot::Receiver<()>) {
     }
 }
 
-async fn listen(listener: UnixListener, service: Service) -> anyhow::Result<()> {
+/// Answers gRPC on a socket, health included.
+pub(crate) async fn listen(listener: UnixListener, service: Service) -> anyhow::Result<()> {
     let (reporter, health) = tonic_health::server::health_reporter();
     // A new reporter says "serving" of the whole server: nobody may ask before it is told.
     reporter.set_service_status("", ServingStatus::NotServing).await;

@@ -1,5 +1,7 @@
 //! The engine through its queue, on a tiny real model: life cycle, order, loss and recovery.
 
+mod faults;
+
 use std::{path::PathBuf, sync::Mutex, thread};
 
 use trireme_checkpoint::Split;
@@ -18,18 +20,15 @@ use crate::{
 const PLAN: WarmupPlan =
     WarmupPlan { max_batch_tokens: 32, max_sequences: 4, max_model_len: 64, num_blocks: 8 };
 
-/// An engine thread of a rank of `tp` whose groups are taken from `worlds`, one an epoch.
-fn start(rank: usize, tp: usize, worlds: Vec<World>) -> (Handle, thread::JoinHandle<()>) {
+fn identity(rank: usize, split: Split) -> Identity {
+    Identity { rank, split, device: "cpu".into(), dtype: "f32", kv_dtype: "f32" }
+}
+
+/// An engine thread of a rank of `split` whose groups are taken from `worlds`, one an epoch.
+fn start(rank: usize, split: Split, worlds: Vec<World>) -> (Handle, thread::JoinHandle<()>) {
     let fixtures = concat!(env!("CARGO_MANIFEST_DIR"), "/../integration-tests/fixtures");
-    let identity = Identity {
-        rank,
-        split: Split { tp, pp: 1 },
-        device: "cpu".into(),
-        dtype: "f32",
-        kv_dtype: "f32",
-    };
     let config = Config {
-        identity,
+        identity: identity(rank, split),
         model: PathBuf::from(fixtures).join("models/smollm-like"),
         load_format: LoadFormat::Auto,
         seed: 0,
@@ -54,7 +53,7 @@ fn start(rank: usize, tp: usize, worlds: Vec<World>) -> (Handle, thread::JoinHan
 }
 
 fn single(epochs: usize) -> (Handle, thread::JoinHandle<()>) {
-    start(0, 1, (0..epochs).flat_map(|_| local::worlds(1, 1)).collect())
+    start(0, Split { tp: 1, pp: 1 }, (0..epochs).flat_map(|_| local::worlds(1, 1)).collect())
 }
 
 fn configure(epoch: u64) -> Configure {
@@ -95,7 +94,12 @@ fn decode(epoch: u64, id: u64) -> Step {
 }
 
 async fn serve_epoch(handle: &Handle, epoch: u64) {
-    handle.configure(configure(epoch)).await.expect("configure");
+    serve_epoch_within(handle, epoch, Duration::from_secs(5)).await;
+}
+
+async fn serve_epoch_within(handle: &Handle, epoch: u64, step_deadline: Duration) {
+    let configure = Configure { step_deadline, ..configure(epoch) };
+    handle.configure(configure).await.expect("configure");
     let fits = handle
         .ask(|reply| Command::Warmup { epoch, plan: WarmupPlan { num_blocks: 0, ..PLAN }, reply })
         .await
@@ -170,10 +174,11 @@ async fn bad_input_fails_no_neighbour() {
 /// Rank 0 of two whose peer takes part in the self-test and the warm-up, and then is silent.
 #[tokio::test]
 async fn a_reset_frees_a_stuck_step() {
+    let split = Split { tp: 2, pp: 1 };
     let mut worlds = local::worlds(2, 1);
     let peer_world = worlds.pop().expect("rank 1");
-    let (handle, engine) = start(0, 2, worlds);
-    let (peer, peer_engine) = start(1, 2, vec![peer_world]);
+    let (handle, engine) = start(0, split, worlds);
+    let (peer, peer_engine) = start(1, split, vec![peer_world]);
     let (mine, theirs) = tokio::join!(handle.configure(configure(1)), peer.configure(configure(1)));
     mine.expect("configure");
     theirs.expect("configure");
