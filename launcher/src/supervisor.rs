@@ -6,6 +6,7 @@
 
 mod child;
 mod end_of_process;
+mod load_progress;
 mod restart_budget;
 mod watcher;
 

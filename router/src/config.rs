@@ -300,7 +300,11 @@ mod tests {
         check_refused(&["--shard", "unix:/a", "--tp", "2"], "2 times");
         check_refused(&["--shard", "unix:/a", "--tp", "0"], "--tp must be at least 1");
         check_refused(&["--shard", "unix:/a", "--max-model-len", "1"], "at least 2, not 1");
-        check_refused(&["--shard", "unix:/a", "--max-batch-tokens", "8"], "--max-sequences 64");
+        let more_sequences_than_tokens = ["--max-batch-tokens", "8", "--max-sequences", "9"];
+        check_refused(
+            &[&["--shard", "unix:/a"], &more_sequences_than_tokens[..]].concat(),
+            "--max-sequences 9 is over --max-batch-tokens 8",
+        );
         check_refused(&["--shard", "unix:/a", "--instance", "a/b"], "--instance");
         check_refused(&["--shard", "unix:/a", "--api-key-file", "/nope"], "--api-key-file /nope");
     }
@@ -312,8 +316,15 @@ mod tests {
         assert_eq!(config.group.steps_in_flight, 3);
         assert_eq!(config.group.sockets, [PathBuf::from("/a"), PathBuf::from("/b")]);
         assert_eq!(config.group.max_batch_tokens, 512);
+        assert_eq!(config.group.max_sequences, 64);
         assert!(config.prefix_cache);
         assert_eq!(config.http_address.to_string(), "127.0.0.1:8000");
+    }
+
+    #[test]
+    fn sequences_follow_a_small_token_budget() {
+        let config = config(&["--shard", "unix:/a", "--max-batch-tokens", "32"]).unwrap();
+        assert_eq!(config.group.max_sequences, 32);
     }
 
     #[test]

@@ -12,9 +12,9 @@ use trireme_proto::{
     shard::v1::{self as shard, ShardState},
 };
 
-use super::{Event, Happening};
+use super::{Event, Happening, load_progress::LoadProgress};
 use crate::{
-    rpc, size,
+    rpc,
     topology::{ProcessSpec, Role},
 };
 
@@ -23,8 +23,6 @@ const EAGER_INTERVAL: Duration = Duration::from_millis(30);
 const CALM_INTERVAL: Duration = Duration::from_secs(1);
 /// A question without an answer for so long counts as no answer.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(2);
-/// Between two lines about loading.
-const PROGRESS_INTERVAL: Duration = Duration::from_secs(5);
 
 /// What a process said about itself.
 #[derive(Debug)]
@@ -40,7 +38,8 @@ pub struct Watcher {
     channel: Channel,
     hang_deadline: Duration,
     events: mpsc::Sender<Event>,
-    told_loading: Option<Instant>,
+    /// While the weights are read.
+    loading: Option<LoadProgress>,
 }
 
 impl Watcher {
@@ -52,7 +51,9 @@ impl Watcher {
         events: mpsc::Sender<Event>,
     ) -> Self {
         let channel = rpc::unix(&spec.socket);
-        Self { role: spec.role, life, channel, hang_deadline, events, told_loading: None }
+        let is_shard = matches!(spec.role, Role::Shard { .. });
+        let loading = is_shard.then(|| LoadProgress::new(spec.role));
+        Self { role: spec.role, life, channel, hang_deadline, events, loading }
     }
 
     /// Ends when the process hangs; the supervisor ends it before when the process is gone.
@@ -81,7 +82,8 @@ impl Watcher {
                     }
                 }
             }
-            tokio::time::sleep(if told { CALM_INTERVAL } else { EAGER_INTERVAL }).await;
+            let calm = told && self.loading.is_none();
+            tokio::time::sleep(if calm { CALM_INTERVAL } else { EAGER_INTERVAL }).await;
         }
     }
 
@@ -96,7 +98,10 @@ impl Watcher {
         let reply = health.check(HealthCheckRequest { service: String::new() }).await?;
         let serving = reply.into_inner().status() == ServingStatus::Serving;
         match self.role {
-            Role::Shard { .. } if serving => Ok(Answer::Well(Some(Happening::Answers))),
+            Role::Shard { .. } if serving => {
+                self.loading = None;
+                Ok(Answer::Well(Some(Happening::Answers)))
+            }
             Role::Shard { .. } => self.ask_shard().await,
             Role::Router if serving => self.ask_router().await,
             // The router waits for shards; whether those are well is asked of them.
@@ -110,25 +115,19 @@ impl Watcher {
         let info = client.info(shard::InfoRequest {}).await?.into_inner();
         match info.state() {
             ShardState::Loading => {
-                self.tell_loading(&info);
+                if let Some(progress) = &mut self.loading {
+                    progress.at(info.weight_bytes_loaded, info.weight_bytes_total);
+                }
                 Ok(Answer::Well(Some(Happening::Answers)))
             }
             ShardState::Loaded | ShardState::Configured => {
+                self.loading = None;
                 Ok(Answer::Well(Some(Happening::Answers)))
             }
             state => {
                 let state = state.as_str_name().trim_start_matches("SHARD_STATE_").to_lowercase();
                 Ok(Answer::Unwell(format!("not serving ({state}): {}", info.failure)))
             }
-        }
-    }
-
-    fn tell_loading(&mut self, info: &shard::InfoReply) {
-        if self.told_loading.is_none_or(|then| then.elapsed() >= PROGRESS_INTERVAL) {
-            self.told_loading = Some(Instant::now());
-            let loaded = size::display(info.weight_bytes_loaded);
-            let total = size::display(info.weight_bytes_total);
-            tracing::info!(process = %self.role, %loaded, %total, "loading weights");
         }
     }
 
