@@ -13,20 +13,22 @@ pub fn end_with_parent() -> io::Result<bool> {
     Ok(getppid() == before)
 }
 
-/// Returns at the first SIGTERM or SIGINT; the second ends the process at once.
-pub async fn stop_signal() -> io::Result<()> {
+/// Catches SIGTERM and SIGINT from now on. What it returns ends at the first of them; the second
+/// ends the process at once.
+pub fn stop_signal() -> io::Result<impl Future<Output = ()>> {
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
-    tokio::select! {
-        _ = terminate.recv() => {}
-        _ = interrupt.recv() => {}
-    }
-    tokio::spawn(async move {
-        let code = tokio::select! {
-            _ = terminate.recv() => 128 + Signal::TERM.as_raw(),
-            _ = interrupt.recv() => 128 + Signal::INT.as_raw(),
-        };
-        process::exit(code);
-    });
-    Ok(())
+    Ok(async move {
+        tokio::select! {
+            _ = terminate.recv() => {}
+            _ = interrupt.recv() => {}
+        }
+        tokio::spawn(async move {
+            let code = tokio::select! {
+                _ = terminate.recv() => 128 + Signal::TERM.as_raw(),
+                _ = interrupt.recv() => 128 + Signal::INT.as_raw(),
+            };
+            process::exit(code);
+        });
+    })
 }

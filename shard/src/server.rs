@@ -17,7 +17,7 @@ use tonic_health::{ServingStatus, server::HealthReporter};
 use tracing::{info, warn};
 use trireme_checkpoint::{Checkpoint, CheckpointError};
 use trireme_collectives::{CollectiveError, World, local, shared_memory};
-use trireme_proto::shard::v1::shard_server::ShardServer;
+use trireme_proto::shard::v1::{ShardState, shard_server::ShardServer};
 
 use crate::{
     config::{Config, LoadFormat},
@@ -49,6 +49,8 @@ pub enum ServeError {
 
 /// Serves until a stop signal or a load failure.
 pub async fn serve(config: Config) -> Result<(), ServeError> {
+    // Before there is a socket: a signal from here on removes it.
+    let stop_signal = process::stop_signal().map_err(|error| ServeError::Serve(error.into()))?;
     let socket = Socket::bind(&config.socket)
         .with_context(|| format!("listen on {}", config.socket.display()))
         .map_err(ServeError::Serve)?;
@@ -67,7 +69,7 @@ pub async fn serve(config: Config) -> Result<(), ServeError> {
     let result = tokio::select! {
         result = listen(socket.listener, service) => result.map_err(ServeError::Serve),
         failure = load_failure(load_result) => Err(ServeError::Load(failure)),
-        signal = process::stop_signal() => signal.map_err(|error| ServeError::Serve(error.into())),
+        () = stop_signal => Ok(()),
     };
     stop(&engine, engine_end).await;
     drop(socket.file);
@@ -77,6 +79,9 @@ pub async fn serve(config: Config) -> Result<(), ServeError> {
 /// Lets the engine finish what it has, then ends its waits.
 async fn stop(engine: &Handle, mut engine_end: oneshot::Receiver<()>) {
     info!("stopping");
+    if engine.status.phase().state == ShardState::Loading {
+        return; // nothing runs that could be finished, and the engine takes no orders yet
+    }
     if let Err(error @ EngineError::Busy) = engine.send(Command::Stop) {
         // Then the running step ends by the abort below, and the engine with the process.
         warn!(%error, "stop");
