@@ -50,7 +50,14 @@ pub struct Args {
     /// Unix socket (mode 0600) on which the gRPC API is served too, without an API key.
     #[arg(long, value_name = "PATH")]
     pub control_socket: Option<PathBuf>,
-    /// Name of the model in the APIs; by default the last part of its path.
+    /// Listen on the control socket and nowhere else: no HTTP, no ports.
+    #[arg(
+        long,
+        requires = "control_socket",
+        conflicts_with_all = ["host", "port", "grpc_port", "api_key_file", "max_body_bytes"]
+    )]
+    pub control_socket_only: bool,
+    /// Name of the model in the APIs; by default the last part of its path, without a model file's extension.
     #[arg(long, env = "TRIREME_SERVED_MODEL_NAME", value_name = "NAME")]
     pub served_model_name: Option<String>,
     /// Most tokens of prompt and answer together; by default what model and KV memory allow.
@@ -160,8 +167,9 @@ pub struct Config {
     pub model: PathBuf,
     pub load_format: LoadFormat,
     pub served_model_name: String,
-    pub http_address: SocketAddr,
-    pub grpc_address: SocketAddr,
+    /// Both are none where the control socket is the only door.
+    pub http_address: Option<SocketAddr>,
+    pub grpc_address: Option<SocketAddr>,
     pub control_socket: Option<PathBuf>,
     pub group: GroupSettings,
     pub max_waiting: usize,
@@ -211,10 +219,11 @@ impl Args {
             std::fs::read_to_string(path)
                 .with_context(|| format!("--chat-template {}", path.display()))
         };
+        let listen = |port| (!self.control_socket_only).then(|| (self.host, port).into());
         Ok(Config {
             served_model_name: self.served_model_name.clone().unwrap_or_else(|| self.name()),
-            http_address: (self.host, self.port).into(),
-            grpc_address: (self.host, self.grpc_port).into(),
+            http_address: listen(self.port),
+            grpc_address: listen(self.grpc_port),
             group: self.group()?,
             max_waiting: self.max_waiting,
             prefix_cache: !self.no_prefix_cache,
@@ -229,8 +238,12 @@ impl Args {
     }
 
     fn name(&self) -> String {
-        let last = self.model.file_name().map(|name| name.to_string_lossy().into_owned());
-        last.unwrap_or_else(|| "model".to_owned())
+        let Some(name) = self.model.file_name().map(|name| name.to_string_lossy()) else {
+            return "model".to_owned();
+        };
+        // Folders have versions in their names: not everything behind a dot is an extension.
+        let stem = [".gguf", ".safetensors"].iter().find_map(|end| name.strip_suffix(end));
+        stem.filter(|stem| !stem.is_empty()).unwrap_or(&name).to_owned()
     }
 
     fn max_sequences(&self) -> u32 {
@@ -306,6 +319,11 @@ mod tests {
             "--max-sequences 9 is over --max-batch-tokens 8",
         );
         check_refused(&["--shard", "unix:/a", "--instance", "a/b"], "--instance");
+        check_refused(&["--shard", "unix:/a", "--control-socket-only"], "--control-socket <PATH>");
+        let doors = ["--shard", "unix:/a", "--control-socket", "/c", "--control-socket-only"];
+        check_refused(&[&doors[..], &["--port", "1"]].concat(), "'--port <PORT>'");
+        let only = config(&doors).unwrap();
+        assert_eq!((only.http_address, only.grpc_address), (None, None));
         check_refused(&["--shard", "unix:/a", "--api-key-file", "/nope"], "--api-key-file /nope");
     }
 
@@ -318,7 +336,7 @@ mod tests {
         assert_eq!(config.group.max_batch_tokens, 512);
         assert_eq!(config.group.max_sequences, 64);
         assert!(config.prefix_cache);
-        assert_eq!(config.http_address.to_string(), "127.0.0.1:8000");
+        assert_eq!(config.http_address, Some("127.0.0.1:8000".parse().unwrap()));
     }
 
     #[test]

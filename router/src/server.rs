@@ -1,6 +1,6 @@
 //! The whole router: what it listens on, what runs, and in which order it ends.
 
-use std::{os::unix::fs::PermissionsExt, path::Path, sync::Arc, time::Duration};
+use std::{net::SocketAddr, os::unix::fs::PermissionsExt, path::Path, sync::Arc, time::Duration};
 
 use anyhow::Context;
 use tokio::net::{TcpListener, UnixListener};
@@ -28,15 +28,18 @@ const DUMMY_SEED: u64 = 0;
 
 /// Sockets that are bound already, so that tests and the launcher know the ports.
 pub struct Listeners {
-    pub http: TcpListener,
-    pub grpc: TcpListener,
+    /// None with `--control-socket-only`.
+    pub http: Option<TcpListener>,
+    pub grpc: Option<TcpListener>,
     pub control: Option<UnixListener>,
 }
 
 impl Listeners {
     pub async fn bind(config: &Config) -> anyhow::Result<Self> {
-        let bind = |address| async move {
-            TcpListener::bind(address).await.with_context(|| format!("listen on {address}"))
+        let bind = |address: Option<SocketAddr>| async move {
+            let Some(address) = address else { return Ok(None) };
+            let bound = TcpListener::bind(address).await;
+            bound.map(Some).with_context(|| format!("listen on {address}"))
         };
         Ok(Self {
             http: bind(config.http_address).await?,
@@ -46,10 +49,11 @@ impl Listeners {
     }
 
     fn addresses(&self) -> anyhow::Result<Addresses> {
-        Ok(Addresses {
-            http: self.http.local_addr()?.to_string(),
-            grpc: self.grpc.local_addr()?.to_string(),
-        })
+        let address = |listener: &Option<TcpListener>| match listener {
+            Some(listener) => listener.local_addr().map(|address| address.to_string()),
+            None => Ok(String::new()),
+        };
+        Ok(Addresses { http: address(&self.http)?, grpc: address(&self.grpc)? })
     }
 }
 
@@ -146,21 +150,21 @@ async fn serve(
     let service =
         |key: Option<ApiKey>| GenerationService::new(generator.clone(), addresses.clone(), key);
     let app = App::new(generator.clone(), http_config(config), metrics::install().ok());
-    let web = http::serve(listeners.http, app, close.clone().cancelled_owned(), CLOSE_LIMIT);
+    let web = async {
+        let Some(listener) = listeners.http else { return Ok(()) };
+        http::serve(listener, app, close.clone().cancelled_owned(), CLOSE_LIMIT).await
+    };
     let public = grpc_routes(service(config.api_key.clone()), readiness.clone()).await?;
-    let public = public.serve_with_incoming_shutdown(
-        TcpListenerStream::new(listeners.grpc),
-        close.clone().cancelled_owned(),
-    );
+    let public = async {
+        let Some(listener) = listeners.grpc else { return Ok(()) };
+        let incoming = TcpListenerStream::new(listener);
+        public.serve_with_incoming_shutdown(incoming, close.clone().cancelled_owned()).await
+    };
     let control = grpc_routes(service(None), readiness).await?;
     let control = async {
-        match listeners.control {
-            Some(listener) => {
-                let incoming = UnixListenerStream::new(listener);
-                control.serve_with_incoming_shutdown(incoming, close.cancelled_owned()).await
-            }
-            None => Ok(()),
-        }
+        let Some(listener) = listeners.control else { return Ok(()) };
+        let incoming = UnixListenerStream::new(listener);
+        control.serve_with_incoming_shutdown(incoming, close.clone().cancelled_owned()).await
     };
     tokio::try_join!(
         async { web.await.context("HTTP") },
