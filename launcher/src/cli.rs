@@ -1,9 +1,11 @@
 //! The command line. Each flag's doc comment is its help; each flag also reads `TRIREME_<FLAG>`.
 
 use std::{
+    fmt,
     net::IpAddr,
     num::{NonZeroU32, NonZeroUsize},
     path::PathBuf,
+    str::FromStr,
 };
 
 use clap::{Args, Parser, Subcommand, builder::FalseyValueParser};
@@ -55,10 +57,10 @@ pub struct EngineArgs {
     #[command(flatten)]
     pub model: ModelArgs,
     /// Ranks that share each layer (tensor parallelism)
-    #[arg(long, env = "TRIREME_TP", default_value = "1", value_name = "N")]
+    #[arg(long, env = "TRIREME_TP", default_value = "1", value_name = "N", value_parser = at_least_1::<NonZeroUsize>)]
     pub tp: NonZeroUsize,
     /// Stages that follow each other (pipeline parallelism)
-    #[arg(long, env = "TRIREME_PP", default_value = "1", value_name = "N")]
+    #[arg(long, env = "TRIREME_PP", default_value = "1", value_name = "N", value_parser = at_least_1::<NonZeroUsize>)]
     pub pp: NonZeroUsize,
     /// What to compute on
     #[arg(long, env = "TRIREME_DEVICE", default_value = "auto")]
@@ -70,7 +72,7 @@ pub struct EngineArgs {
     #[arg(long, env = "TRIREME_KV_DTYPE", default_value = "auto")]
     pub kv_dtype: Dtype,
     /// Threads of each rank [default: the cores, shared evenly]
-    #[arg(long, env = "TRIREME_THREADS", value_name = "N")]
+    #[arg(long, env = "TRIREME_THREADS", value_name = "N", value_parser = at_least_1::<NonZeroUsize>)]
     pub threads: Option<NonZeroUsize>,
     /// Where weights come from
     #[arg(long, env = "TRIREME_LOAD_FORMAT", default_value = "auto")]
@@ -79,19 +81,19 @@ pub struct EngineArgs {
     #[arg(long, env = "TRIREME_SEED", value_name = "N")]
     pub seed: Option<u64>,
     /// Most tokens of one sequence, prompt and answer [default: the model's]
-    #[arg(long, env = "TRIREME_MAX_MODEL_LEN", value_name = "N")]
+    #[arg(long, env = "TRIREME_MAX_MODEL_LEN", value_name = "N", value_parser = at_least_1::<NonZeroU32>)]
     pub max_model_len: Option<NonZeroU32>,
     /// Most tokens computed in one step
-    #[arg(long, env = "TRIREME_MAX_BATCH_TOKENS", value_name = "N")]
+    #[arg(long, env = "TRIREME_MAX_BATCH_TOKENS", value_name = "N", value_parser = at_least_1::<NonZeroU32>)]
     pub max_batch_tokens: Option<NonZeroU32>,
     /// Most sequences running at once
-    #[arg(long, env = "TRIREME_MAX_SEQUENCES", value_name = "N")]
+    #[arg(long, env = "TRIREME_MAX_SEQUENCES", value_name = "N", value_parser = at_least_1::<NonZeroU32>)]
     pub max_sequences: Option<NonZeroU32>,
     /// Most sequences waiting; one more is refused
-    #[arg(long, env = "TRIREME_MAX_WAITING", value_name = "N")]
+    #[arg(long, env = "TRIREME_MAX_WAITING", value_name = "N", value_parser = at_least_1::<NonZeroU32>)]
     pub max_waiting: Option<NonZeroU32>,
     /// Most steps sent ahead of their results [default: pp + 1]
-    #[arg(long, env = "TRIREME_STEPS_IN_FLIGHT", value_name = "N")]
+    #[arg(long, env = "TRIREME_STEPS_IN_FLIGHT", value_name = "N", value_parser = at_least_1::<NonZeroU32>)]
     pub steps_in_flight: Option<NonZeroU32>,
     /// Compute every prompt anew
     #[arg(long, env = "TRIREME_NO_PREFIX_CACHE", value_parser = FalseyValueParser::new())]
@@ -99,17 +101,20 @@ pub struct EngineArgs {
     /// Memory for the KV cache of each rank, such as 512MiB [default: what is free, within reason]
     #[arg(long, env = "TRIREME_KV_CACHE_MEMORY", value_name = "SIZE")]
     pub kv_cache_memory: Option<Size>,
+    /// Part of a GPU's memory that a rank may take, weights and KV cache (CUDA only)
+    #[arg(long, env = "TRIREME_GPU_MEMORY_FRACTION", value_name = "F")]
+    pub gpu_memory_fraction: Option<f64>,
     /// A Jinja chat template instead of the model's own
     #[arg(long, env = "TRIREME_CHAT_TEMPLATE", value_name = "FILE")]
     pub chat_template: Option<PathBuf>,
     /// A step that takes longer means that the shards are lost
-    #[arg(long, env = "TRIREME_STEP_DEADLINE_MS", value_name = "MS")]
+    #[arg(long, env = "TRIREME_STEP_DEADLINE_MS", value_name = "MS", value_parser = at_least_1::<NonZeroU32>)]
     pub step_deadline_ms: Option<NonZeroU32>,
     /// Longest wait from start to ready
-    #[arg(long, env = "TRIREME_START_DEADLINE_S", default_value = "600", value_name = "S")]
+    #[arg(long, env = "TRIREME_START_DEADLINE_S", default_value = "600", value_name = "S", value_parser = at_least_1::<NonZeroU32>)]
     pub start_deadline_s: NonZeroU32,
     /// A process that is silent or unwell for this long is killed and restarted
-    #[arg(long, env = "TRIREME_HANG_DEADLINE_S", default_value = "30", value_name = "S")]
+    #[arg(long, env = "TRIREME_HANG_DEADLINE_S", default_value = "30", value_name = "S", value_parser = at_least_1::<NonZeroU32>)]
     pub hang_deadline_s: NonZeroU32,
     /// Restarts of processes within ten minutes; one more ends the service
     #[arg(long, env = "TRIREME_RESTART_BUDGET", default_value = "5", value_name = "N")]
@@ -126,6 +131,9 @@ pub struct EngineArgs {
 pub struct ServeArgs {
     #[command(flatten)]
     pub engine: EngineArgs,
+    /// Copies of the whole split; only 1 is possible yet
+    #[arg(long, env = "TRIREME_REPLICAS", default_value = "1", value_name = "N", value_parser = at_least_1::<NonZeroU32>)]
+    pub replicas: NonZeroU32,
     /// Address to listen on
     #[arg(long, env = "TRIREME_HOST", default_value = "127.0.0.1", value_name = "IP")]
     pub host: IpAddr,
@@ -135,7 +143,7 @@ pub struct ServeArgs {
     /// Port of gRPC; 0 takes a free one
     #[arg(long, env = "TRIREME_GRPC_PORT", default_value = "8001", value_name = "N")]
     pub grpc_port: u16,
-    /// The name that clients call the model by [default: MODEL as given]
+    /// The name that clients call the model by [default: the alias, or the last part of the path]
     #[arg(long, env = "TRIREME_SERVED_MODEL_NAME", value_name = "NAME")]
     pub served_model_name: Option<String>,
     /// A file with the key that clients must show
@@ -145,7 +153,7 @@ pub struct ServeArgs {
     #[arg(long, env = "TRIREME_MAX_BODY_BYTES", value_name = "SIZE")]
     pub max_body_bytes: Option<Size>,
     /// At a stop, running requests get this long to finish
-    #[arg(long, env = "TRIREME_DRAIN_DEADLINE_S", default_value = "30", value_name = "S")]
+    #[arg(long, env = "TRIREME_DRAIN_DEADLINE_S", default_value = "30", value_name = "S", value_parser = at_least_1::<NonZeroU32>)]
     pub drain_deadline_s: NonZeroU32,
 }
 
@@ -153,7 +161,7 @@ pub struct ServeArgs {
 #[derive(Args, Clone, Debug)]
 pub struct SamplingArgs {
     /// Most tokens of the answer
-    #[arg(long, env = "TRIREME_MAX_NEW_TOKENS", default_value = "200", value_name = "N")]
+    #[arg(long, env = "TRIREME_MAX_NEW_TOKENS", default_value = "200", value_name = "N", value_parser = at_least_1::<NonZeroU32>)]
     pub max_new_tokens: NonZeroU32,
     /// 0 takes the likeliest token each time
     #[arg(long, env = "TRIREME_TEMPERATURE", value_name = "F")]
@@ -237,8 +245,7 @@ pub struct BenchArgs {
         env = "TRIREME_PREFILL",
         value_delimiter = ',',
         default_value = "128,512",
-        value_name = "TOKENS"
-    )]
+        value_name = "TOKENS", value_parser = at_least_1::<NonZeroU32>)]
     pub prefill: Vec<NonZeroU32>,
     /// Numbers of sequences that decode at once
     #[arg(
@@ -246,11 +253,10 @@ pub struct BenchArgs {
         env = "TRIREME_BATCH",
         value_delimiter = ',',
         default_value = "1,4,16,64",
-        value_name = "N"
-    )]
+        value_name = "N", value_parser = at_least_1::<NonZeroU32>)]
     pub batch: Vec<NonZeroU32>,
     /// Tokens that each sequence decodes
-    #[arg(long, env = "TRIREME_DECODE", default_value = "64", value_name = "TOKENS")]
+    #[arg(long, env = "TRIREME_DECODE", default_value = "64", value_name = "TOKENS", value_parser = at_least_1::<NonZeroU32>)]
     pub decode: NonZeroU32,
     /// Load instead of the sweep: so many requests, at most so many at once, such as 100x8
     #[arg(
@@ -275,7 +281,7 @@ pub struct LoadShape {
     pub concurrency: NonZeroUsize,
 }
 
-impl std::str::FromStr for LoadShape {
+impl FromStr for LoadShape {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
@@ -310,7 +316,7 @@ pub struct InspectArgs {
     #[arg(long, env = "TRIREME_KV_DTYPE", default_value = "auto")]
     pub kv_dtype: Dtype,
     /// Splits on up to so many ranks
-    #[arg(long, env = "TRIREME_RANKS", default_value = "8", value_name = "N")]
+    #[arg(long, env = "TRIREME_RANKS", default_value = "8", value_name = "N", value_parser = at_least_1::<NonZeroUsize>)]
     pub ranks: NonZeroUsize,
     /// With `dummy`, config.json alone is enough
     #[arg(long, env = "TRIREME_LOAD_FORMAT", default_value = "auto")]
@@ -318,6 +324,14 @@ pub struct InspectArgs {
     /// Print as JSON
     #[arg(long, env = "TRIREME_JSON", value_parser = FalseyValueParser::new())]
     pub json: bool,
+}
+
+/// A number that cannot be 0, refused in words that a person understands.
+fn at_least_1<T: FromStr<Err: fmt::Display>>(text: &str) -> Result<T, String> {
+    match text.parse::<u64>() {
+        Ok(0) => Err("must be at least 1".to_owned()),
+        _ => text.parse().map_err(|error: T::Err| error.to_string()),
+    }
 }
 
 /// The variables of all flags. Children get flags by their command line alone.
@@ -374,7 +388,11 @@ mod tests {
         };
         check("trireme serve", None);
         check("trireme serve smollm2 --tp 2 --pp 2 --port 0", None);
-        check("trireme serve --tp 0", Some("--tp"));
+        check("trireme serve --tp 0", Some("--tp <N>': must be at least 1"));
+        check("trireme serve --tp -1", Some("--tp"));
+        check("trireme serve --threads 0", Some("--threads <N>': must be at least 1"));
+        check("trireme serve --max-sequences 5000000000", Some("--max-sequences <N>': number too"));
+        check("trireme bench --batch 4,0", Some("--batch <N>': must be at least 1"));
         check("trireme serve --host example", Some("--host"));
         check("trireme serve --port 70000", Some("--port"));
         check("trireme serve --kv-cache-memory lots", Some("--kv-cache-memory"));

@@ -1,7 +1,7 @@
 //! What the command line means: arguments parsed once into values that cannot be wrong.
 
 use std::{
-    net::{IpAddr, Ipv4Addr},
+    net::IpAddr,
     num::{NonZeroU32, NonZeroUsize},
     path::PathBuf,
     time::Duration,
@@ -10,7 +10,10 @@ use std::{
 use clap::ValueEnum;
 use trireme_checkpoint::Split;
 
-use crate::cli::{EngineArgs, ServeArgs};
+use crate::{
+    cli::{EngineArgs, ServeArgs},
+    model_store::served_name,
+};
 
 /// Where weights come from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -30,6 +33,13 @@ pub enum Device {
     Cuda,
 }
 
+impl Device {
+    /// `auto` takes the CPU as long as no build computes on GPUs.
+    pub fn is_cpu(self) -> bool {
+        self != Self::Cuda
+    }
+}
+
 /// Storage of weights.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Dtype {
@@ -38,6 +48,21 @@ pub enum Dtype {
     F32,
     Bf16,
     F16,
+}
+
+impl Dtype {
+    /// Name and bytes of one number, where `auto` means the given type.
+    pub fn storage(self, auto: (&'static str, usize)) -> (&'static str, usize) {
+        match self {
+            Self::Auto => auto,
+            Self::F32 => ("f32", 4),
+            Self::Bf16 => Self::CPU_WEIGHTS,
+            Self::F16 => ("f16", 2),
+        }
+    }
+
+    /// What `auto` weights are on a CPU; an `auto` KV cache is stored like the weights.
+    pub const CPU_WEIGHTS: (&'static str, usize) = ("bf16", 2);
 }
 
 /// How log lines look.
@@ -74,6 +99,8 @@ pub struct EngineConfig {
     /// Threads of each rank; none: the cores shared evenly.
     pub threads: Option<NonZeroUsize>,
     pub kv_cache_bytes: Option<u64>,
+    /// Of a GPU's memory.
+    pub gpu_memory_fraction: Option<f64>,
     pub limits: Limits,
     pub supervision: Supervision,
     pub chat_template: Option<PathBuf>,
@@ -90,6 +117,12 @@ pub struct Limits {
     pub steps_in_flight: Option<NonZeroU32>,
     pub no_prefix_cache: bool,
     pub step_deadline_ms: Option<NonZeroU32>,
+}
+
+impl Limits {
+    /// The router's own defaults.
+    pub const BATCH_TOKENS_DEFAULT: NonZeroU32 = NonZeroU32::new(512).unwrap();
+    pub const SEQUENCES_DEFAULT: NonZeroU32 = NonZeroU32::new(64).unwrap();
 }
 
 /// How long the supervisor waits for what, and how often it tries again.
@@ -111,30 +144,28 @@ impl Supervision {
     pub const RESTART_WINDOW: Duration = Duration::from_secs(600);
 }
 
+/// Where the router listens besides its control socket. Port 0: a free one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Listen {
+    pub host: IpAddr,
+    pub port: u16,
+    pub grpc_port: u16,
+}
+
 /// The doors of the router.
 #[derive(Clone, Debug)]
 pub struct Front {
-    pub host: IpAddr,
-    /// 0: a free one.
-    pub port: u16,
-    pub grpc_port: u16,
+    /// None: it is reached by its control socket alone.
+    pub listen: Option<Listen>,
     pub served_model_name: Option<String>,
     pub api_key_file: Option<PathBuf>,
     pub max_body_bytes: Option<u64>,
 }
 
 impl Front {
-    /// Of an instance that is reached by its control socket. The router always listens on TCP too:
-    /// on free ports of this machine, then, so that any number of instances get along.
-    pub fn private() -> Self {
-        Self {
-            host: Ipv4Addr::LOCALHOST.into(),
-            port: 0,
-            grpc_port: 0,
-            served_model_name: None,
-            api_key_file: None,
-            max_body_bytes: None,
-        }
+    /// Of an instance that serves one verb: its control socket, no ports.
+    pub fn private(served_model_name: Option<String>) -> Self {
+        Self { listen: None, served_model_name, api_key_file: None, max_body_bytes: None }
     }
 }
 
@@ -149,10 +180,14 @@ impl EngineConfig {
             kv_dtype: args.kv_dtype,
             threads: args.threads,
             kv_cache_bytes: args.kv_cache_memory.map(|size| size.0),
+            gpu_memory_fraction: args.gpu_memory_fraction,
             limits: Limits {
                 max_model_len: args.max_model_len,
                 max_batch_tokens: args.max_batch_tokens,
-                max_sequences: args.max_sequences,
+                max_sequences: args.max_sequences.or_else(|| {
+                    // A step has a token for each sequence that runs.
+                    args.max_batch_tokens.map(|tokens| tokens.min(Limits::SEQUENCES_DEFAULT))
+                }),
                 max_waiting: args.max_waiting,
                 steps_in_flight: args.steps_in_flight,
                 no_prefix_cache: args.no_prefix_cache,
@@ -174,13 +209,11 @@ impl EngineConfig {
 impl Front {
     pub fn new(args: &ServeArgs) -> Self {
         Self {
-            host: args.host,
-            port: args.port,
-            grpc_port: args.grpc_port,
+            listen: Some(Listen { host: args.host, port: args.port, grpc_port: args.grpc_port }),
             served_model_name: args
                 .served_model_name
                 .clone()
-                .or_else(|| Some(args.engine.model.model.clone())),
+                .or_else(|| Some(served_name(&args.engine.model.model))),
             api_key_file: args.api_key_file.clone(),
             max_body_bytes: args.max_body_bytes.map(|size| size.0),
         }

@@ -2,11 +2,16 @@
 
 use std::{io, process::ExitCode};
 
-use crate::{model_store::StoreError, supervisor::SupervisorError, topology::TopologyError};
+use crate::{
+    model_store::StoreError, preflight::Refusal, supervisor::SupervisorError,
+    topology::TopologyError,
+};
 
 /// Anything that has no number of its own.
 const OTHER: u8 = 1;
-/// The model could not be found, fetched or read. (2 is clap's: a command line that does not parse.)
+/// The command line does not parse (clap's own number), or asks for what cannot work.
+const COMMAND_LINE: u8 = 2;
+/// The model could not be found, fetched or read.
 const MODEL: u8 = 3;
 /// The model cannot run split in the way asked for.
 const PLAN: u8 = 4;
@@ -35,6 +40,8 @@ fn of(error: &anyhow::Error) -> u8 {
             Some(CHILD)
         } else if cause.is::<StoreError>() || cause.is::<trireme_checkpoint::CheckpointError>() {
             Some(MODEL)
+        } else if cause.is::<Refusal>() {
+            Some(COMMAND_LINE)
         } else if cause.is::<TopologyError>() {
             Some(PLAN)
         } else {

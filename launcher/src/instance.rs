@@ -16,6 +16,7 @@ use crate::{
     cli,
     config::{EngineConfig, Front, LoadFormat, LogFormat},
     model_store::{ModelName, ModelStore},
+    preflight,
     run_folder::RunFolder,
     supervisor::{Handle, Nursery, Supervisor},
     topology::{self, Deployment, Role},
@@ -55,6 +56,7 @@ pub struct Reach {
 /// Finds the model, fetching it when needed, and opens it as the shards will: what is wrong with it
 /// is said before anything is started.
 pub fn open_model(name: &str, engine: &EngineConfig) -> anyhow::Result<(PathBuf, Checkpoint)> {
+    preflight::check_engine(engine)?;
     let path = ModelStore::from_environment().fetch(&ModelName::parse(name)?)?;
     let checkpoint = open_checkpoint(&path, engine.load_format, engine.seed)?;
     topology::check(checkpoint.model(), engine)?;
@@ -85,11 +87,12 @@ impl Instance {
         voice: Voice,
     ) -> anyhow::Result<(Self, Reach)> {
         let binaries = Binaries::locate()?;
-        let folder = RunFolder::create().context("make a run folder")?;
+        let folder = RunFolder::create()
+            .context("make a run folder (in $XDG_RUNTIME_DIR, else $TMPDIR, else /tmp)")?;
         let mut processes = topology::plan(Deployment {
             model,
             engine,
-            front: front.unwrap_or(&Front::private()),
+            front: front.unwrap_or(&Front::private(None)),
             instance: folder.instance(),
             run_folder: folder.path(),
             binaries: &binaries,

@@ -10,6 +10,7 @@ pub mod config;
 pub mod exit_code;
 pub mod instance;
 pub mod model_store;
+pub mod preflight;
 pub mod rpc;
 pub mod run_folder;
 pub mod size;

@@ -19,7 +19,7 @@ use std::{
 };
 
 pub use alias::{ALIASES, Alias, Wheel};
-pub use name::ModelName;
+pub use name::{ModelName, served_name};
 use progress::Progress;
 
 /// Another `trireme` may be fetching the same model; it gets this long.

@@ -7,15 +7,19 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use trireme_checkpoint::{CheckpointError, ModelConfig};
+use trireme_checkpoint::{CheckpointError, MemoryEstimate, ModelConfig};
 
 use crate::{
     binaries::Binaries,
-    config::{EngineConfig, Front, word},
+    config::{Dtype, EngineConfig, Front, word},
+    size,
 };
 
 /// Longest path of a unix socket: `sun_path` has 108 bytes, one of them ends the string.
 pub const MAX_SOCKET_PATH_BYTES: usize = 107;
+
+/// Tokens of one KV block, as the shards hold them.
+pub const BLOCK_TOKENS: usize = 16;
 
 #[derive(Debug, thiserror::Error)]
 pub enum TopologyError {
@@ -27,6 +31,11 @@ pub enum TopologyError {
     SocketPath { path: PathBuf, given: usize },
     #[error("--max-model-len {given} is more than the {limit} positions of the model")]
     MaxModelLen { given: u32, limit: usize },
+    #[error(
+        "--kv-cache-memory {}: a sequence of {tokens} tokens takes {} ({need} bytes) on each rank; give at least that, or a smaller --max-model-len",
+        size::display(*.given), size::display(*.need)
+    )]
+    KvCacheMemory { given: u64, need: u64, tokens: usize },
 }
 
 /// What a process does in the service.
@@ -85,10 +94,32 @@ pub fn check(model: &ModelConfig, engine: &EngineConfig) -> Result<(), TopologyE
     let limit = model.max_position_embeddings;
     match engine.limits.max_model_len {
         Some(given) if given.get() as usize > limit => {
-            Err(TopologyError::MaxModelLen { given: given.get(), limit })
+            return Err(TopologyError::MaxModelLen { given: given.get(), limit });
         }
-        _ => Ok(()),
+        _ => {}
     }
+    check_kv_memory(model, engine)
+}
+
+/// One sequence of the length asked for must fit. Without a length the router takes what fits, but
+/// one block is the least.
+fn check_kv_memory(model: &ModelConfig, engine: &EngineConfig) -> Result<(), TopologyError> {
+    let Some(given) = engine.kv_cache_bytes else { return Ok(()) };
+    let ranks = engine.split.tp * engine.split.pp;
+    let slices = (0..ranks).map(|rank| engine.split.slice(model, rank));
+    let (_, weight_size) = engine.dtype.storage(Dtype::CPU_WEIGHTS);
+    let (_, kv_size) = engine.kv_dtype.storage(("like the weights", weight_size));
+    let block_bytes = slices
+        .map(|slice| MemoryEstimate::of(model, &slice, weight_size, kv_size, BLOCK_TOKENS))
+        .map(|estimate| estimate.kv_bytes_per_block)
+        .max()
+        .unwrap_or(0);
+    let tokens = engine.limits.max_model_len.map_or(BLOCK_TOKENS, |n| n.get() as usize);
+    let need = block_bytes.saturating_mul(tokens.div_ceil(BLOCK_TOKENS) as u64);
+    if given < need {
+        return Err(TopologyError::KvCacheMemory { given, need, tokens });
+    }
+    Ok(())
 }
 
 /// The shards in rank order, then the router.
@@ -166,6 +197,7 @@ fn shard_args(deployment: &Deployment<'_>, rank: usize, socket: &Path) -> Vec<Os
     flags.put("--pp", engine.split.pp.to_string());
     flags.put("--socket", socket);
     flags.put_some("--kv-cache-memory", engine.kv_cache_bytes);
+    flags.put_some("--gpu-memory-fraction", engine.gpu_memory_fraction);
     flags.put("--log-format", "json");
     flags.put_some("--otlp-endpoint", engine.otlp_endpoint.as_ref());
     flags.0
@@ -185,9 +217,14 @@ fn router_args(deployment: &Deployment<'_>, shards: &[PathBuf], control: &Path) 
     flags.put("--tp", engine.split.tp.to_string());
     flags.put("--pp", engine.split.pp.to_string());
     flags.put("--control-socket", control);
-    flags.put("--host", front.host.to_string());
-    flags.put("--port", front.port.to_string());
-    flags.put("--grpc-port", front.grpc_port.to_string());
+    match front.listen {
+        Some(listen) => {
+            flags.put("--host", listen.host.to_string());
+            flags.put("--port", listen.port.to_string());
+            flags.put("--grpc-port", listen.grpc_port.to_string());
+        }
+        None => flags.0.push("--control-socket-only".into()),
+    }
     flags.put_some("--served-model-name", front.served_model_name.as_ref());
     flags.put_some("--max-model-len", limits.max_model_len);
     flags.put_some("--max-batch-tokens", limits.max_batch_tokens);

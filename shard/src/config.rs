@@ -48,6 +48,9 @@ pub struct Args {
     /// within a quarter of the available memory
     #[arg(long, value_parser = parse_size)]
     pub kv_cache_memory: Option<u64>,
+    /// Part of a GPU's memory that this rank may take
+    #[arg(long)]
+    pub gpu_memory_fraction: Option<f64>,
     #[arg(long, value_enum, default_value = "text")]
     pub log_format: LogFormatFlag,
     /// OTLP collector (gRPC) for traces
@@ -98,6 +101,8 @@ pub enum ConfigError {
         "--device cuda: this build has no CUDA; use --device cpu, or a build with the cuda feature"
     )]
     NoCuda,
+    #[error("--gpu-memory-fraction {given} concerns GPUs alone; on the CPU use --kv-cache-memory")]
+    NoGpu { given: String },
     #[error("--{flag} f16: the CPU computes in f32 and bf16; use one of these")]
     NoF16 { flag: &'static str },
     #[error("--rank {rank}, but --tp {tp} and --pp {pp} make ranks 0 to {last}")]
@@ -147,6 +152,9 @@ impl TryFrom<Args> for Config {
     fn try_from(args: Args) -> Result<Self, ConfigError> {
         if args.device == DeviceKind::Cuda {
             return Err(ConfigError::NoCuda);
+        }
+        if let Some(given) = args.gpu_memory_fraction {
+            return Err(ConfigError::NoGpu { given: given.to_string() });
         }
         let (rank, tp, pp) = (args.rank, args.tp.get(), args.pp.get());
         let ranks = tp.saturating_mul(pp);
@@ -222,6 +230,7 @@ mod tests {
         };
         check("--device cuda", "no CUDA");
         check("--dtype f16", "--dtype f16");
+        check("--gpu-memory-fraction 0.5", "--gpu-memory-fraction 0.5");
         check("--kv-dtype f16", "--kv-dtype f16");
         check("--rank 6 --tp 3 --pp 2", "ranks 0 to 5");
     }

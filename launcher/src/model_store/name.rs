@@ -47,6 +47,23 @@ impl ModelName {
     }
 }
 
+/// What clients call a model that was given so: an alias or a repo id is its own name, a path is
+/// called by its last component without the extension of a model file.
+pub fn served_name(given: &str) -> String {
+    let path = match ModelName::parse(given) {
+        Ok(ModelName::Alias(alias)) => return alias.name.to_owned(),
+        Ok(ModelName::Repo { id, .. }) => return id,
+        Ok(ModelName::Path(path)) => path.canonicalize().unwrap_or(path),
+        Err(_) => PathBuf::from(given),
+    };
+    let Some(name) = path.file_name().map(|name| name.to_string_lossy()) else {
+        return "model".to_owned();
+    };
+    // Folders have versions in their names: not everything behind a dot is an extension.
+    let stem = [".gguf", ".safetensors"].iter().find_map(|end| name.strip_suffix(end));
+    stem.filter(|stem| !stem.is_empty()).unwrap_or(&name).to_owned()
+}
+
 /// `owner/name[@revision]` by the Hub's rules for names.
 fn repo(given: &str) -> Option<(String, String)> {
     let (id, revision) = given.split_once('@').unwrap_or((given, "main"));
@@ -61,4 +78,28 @@ fn repo(given: &str) -> Option<(String, String)> {
     let file = [".gguf", ".safetensors", ".json", ".bin", ".pth", ".pt"];
     (valid(owner) && valid(name) && valid(revision) && !file.iter().any(|end| name.ends_with(end)))
         .then(|| (id.to_owned(), revision.to_owned()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn clients_call_a_model_by_a_short_name() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("Tiny-1.5B.Q4_1.gguf");
+        std::fs::write(&file, "").unwrap();
+        let check = |given: &str, want: &str| assert_eq!(served_name(given), want, "{given}");
+        check("smollm2", "smollm2");
+        check("SmolLM2", "smollm2");
+        check("meta-llama/Llama-3.1-8B", "meta-llama/Llama-3.1-8B");
+        check("owner/name@main", "owner/name");
+        check(file.to_str().unwrap(), "Tiny-1.5B.Q4_1");
+        check("/models/Llama-3.1-8B", "Llama-3.1-8B");
+        check("/models/Llama-3.1-8B/", "Llama-3.1-8B");
+        check("/", "model");
+        let name = folder.path().canonicalize().unwrap();
+        let name = name.file_name().unwrap().to_str().unwrap();
+        check(&format!("{}/../{name}/.", folder.path().display()), name);
+    }
 }

@@ -48,7 +48,7 @@ fn one_rank_is_one_shard_and_a_router() {
              --kv-dtype auto --threads 2 --rank 0 --tp 1 --pp 1 --socket /r/shard-0.sock --log-format json",
             "router: /bin/router --model /m --load-format auto --shard unix:/r/shard-0.sock --tp 1 --pp 1 \
              --control-socket /r/control.sock --host 127.0.0.1 --port 8000 --grpc-port 8001 \
-             --served-model-name /m --start-deadline-s 600 --drain-deadline-s 30 --log-format json --instance i1",
+             --served-model-name m --start-deadline-s 600 --drain-deadline-s 30 --log-format json --instance i1",
         ]
     );
 }
@@ -84,6 +84,14 @@ fn flags_reach_the_process_they_concern() {
         "",
         "--max-batch-tokens 9 --max-sequences 8 ",
     );
+    check("--max-batch-tokens 9", 2, "", "--max-batch-tokens 9 --max-sequences 9 ");
+    check("--max-batch-tokens 900", 2, "", "--max-batch-tokens 900 --max-sequences 64 ");
+    check(
+        "--device cuda --gpu-memory-fraction 0.5",
+        2,
+        "--device cuda --dtype auto --kv-dtype auto --threads 2 --rank 0 --tp 1 --pp 1 --socket /r/shard-0.sock --gpu-memory-fraction 0.5 ",
+        "",
+    );
     check("--max-waiting 3 --steps-in-flight 1", 2, "", "--max-waiting 3 --steps-in-flight 1 ");
     check(
         "--no-prefix-cache --step-deadline-ms 5",
@@ -104,13 +112,13 @@ fn flags_reach_the_process_they_concern() {
 }
 
 #[test]
-fn a_private_instance_takes_free_ports_of_this_machine() {
+fn a_private_instance_has_no_ports() {
     let (engine, _) = config("");
     let binaries = Binaries { shard: "/s".into(), router: "/r".into() };
     let processes = plan(Deployment {
         model: Path::new("/m"),
         engine: &engine,
-        front: &Front::private(),
+        front: &Front::private(None),
         instance: "i",
         run_folder: Path::new("/r"),
         binaries: &binaries,
@@ -119,7 +127,7 @@ fn a_private_instance_takes_free_ports_of_this_machine() {
     .unwrap();
     let words: Vec<_> = processes[1].args.iter().map(|word| word.to_str().unwrap()).collect();
     let line = words.join(" ");
-    assert!(line.contains("--host 127.0.0.1 --port 0 --grpc-port 0 "), "{line}");
+    assert!(line.contains("--control-socket-only") && !line.contains("port"), "{line}");
 }
 
 #[test]
@@ -153,4 +161,13 @@ fn impossible_plans_are_refused_with_the_possible_ones() {
     check("smollm-like", "--tp 10", Err(&["--tp 10 --pp 1 is no legal split"]));
     check("llama3-like", "--tp 4", Ok(()));
     check("llama3-like", "--max-model-len 100000", Err(&["--max-model-len 100000"]));
+    // Keys and values of two heads of 8 numbers in 4 layers: a block of 16 tokens has 2048 numbers.
+    let kv = |flags: &str, want| check("llama3-like", &format!("--kv-cache-memory {flags}"), want);
+    kv("4096", Ok(()));
+    kv("4095", Err(&["--kv-cache-memory", "4096 bytes"]));
+    kv("8192 --max-model-len 17", Ok(()));
+    kv("8191 --max-model-len 17", Err(&["17 tokens", "8192 bytes", "--max-model-len"]));
+    kv("4096 --max-model-len 17 --tp 2", Ok(()));
+    kv("4096 --dtype f32", Err(&["8192 bytes"]));
+    kv("4096 --dtype f32 --kv-dtype bf16", Ok(()));
 }

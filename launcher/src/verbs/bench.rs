@@ -18,13 +18,18 @@ use std::{
 use serde_json::Value;
 
 use super::session::{self, Interrupt, with_server};
-use crate::cli::BenchArgs;
+use crate::{cli::BenchArgs, config::Limits};
 
 pub fn bench(args: &BenchArgs) -> anyhow::Result<()> {
     let mut engine = session::engine(&args.engine);
     let widest = args.batch.iter().copied().max().unwrap_or(NonZeroU32::MIN);
-    // A sweep up to 64 at once must not be queued by a smaller default.
-    engine.limits.max_sequences.get_or_insert(widest.max(DEFAULT_SEQUENCES));
+    if args.engine.max_sequences.is_none() {
+        // A wide sweep must not be queued by a smaller default.
+        let sequences = widest.max(Limits::SEQUENCES_DEFAULT);
+        let tokens = sequences.max(Limits::BATCH_TOKENS_DEFAULT);
+        let tokens = *engine.limits.max_batch_tokens.get_or_insert(tokens);
+        engine.limits.max_sequences = Some(sequences.min(tokens));
+    }
     if args.steps {
         return steps::bench(args, &engine);
     }
@@ -46,9 +51,6 @@ pub fn bench(args: &BenchArgs) -> anyhow::Result<()> {
         report.end()
     })
 }
-
-/// The router's own default.
-const DEFAULT_SEQUENCES: NonZeroU32 = NonZeroU32::new(64).unwrap();
 
 /// Rows of figures: a line each as they come, or one JSON array at the end.
 struct Report {

@@ -14,10 +14,8 @@ use crate::{
     instance::open_checkpoint,
     model_store::{ModelName, ModelStore},
     size,
+    topology::BLOCK_TOKENS,
 };
-
-/// Tokens of one KV block, as the shards hold them.
-const BLOCK_TOKENS: usize = 16;
 
 pub fn inspect(args: &InspectArgs) -> anyhow::Result<()> {
     let path = ModelStore::from_environment().fetch(&ModelName::parse(&args.model.model)?)?;
@@ -52,8 +50,8 @@ struct Report {
 impl Report {
     fn new(path: PathBuf, checkpoint: &Checkpoint, args: &InspectArgs) -> Self {
         let model = checkpoint.model().clone();
-        let (dtype, weight_size) = storage(args.dtype);
-        let (kv_dtype, kv_size) = storage(args.kv_dtype);
+        let (dtype, weight_size) = args.dtype.storage(Dtype::CPU_WEIGHTS);
+        let (kv_dtype, kv_size) = args.kv_dtype.storage((dtype, weight_size));
         let rows = (1..=args.ranks.get())
             .flat_map(|ranks| Split::legal(&model, ranks))
             .map(|split| {
@@ -139,14 +137,5 @@ impl Report {
             format!("{tp:>4} {pp:>4} {:>6} {weights:>12} {kv:>14}", tp * pp)
         }));
         lines.join("\n") + "\n"
-    }
-}
-
-/// Name and bytes of one number; what `auto` means on a CPU.
-fn storage(dtype: Dtype) -> (&'static str, usize) {
-    match dtype {
-        Dtype::F32 => ("f32", 4),
-        Dtype::F16 => ("f16", 2),
-        Dtype::Bf16 | Dtype::Auto => ("bf16", 2),
     }
 }

@@ -15,6 +15,7 @@ use crate::{
     cli::EngineArgs,
     config::{EngineConfig, Front, LogFormat},
     instance::{Instance, Reach, Voice, open_model},
+    model_store::served_name,
     rpc,
     supervisor::{Stop, SupervisorError},
     verbs::runtime,
@@ -55,7 +56,7 @@ pub fn with_server(
     drop(checkpoint); // only looked at; the shards map it themselves
     runtime()?.block_on(async {
         listen_to_logs(args.log_format)?;
-        let front = Front { served_model_name: Some(args.model.model.clone()), ..Front::private() };
+        let front = Front::private(Some(served_name(&args.model.model)));
         let (instance, reach) =
             Instance::prepare(&model, engine, Some(&front), args.log_format, Voice::Quiet)?;
         let Reach { handle, control, .. } = reach;
