@@ -315,6 +315,15 @@ pub struct InspectArgs {
     /// Storage of the KV cache in the memory plan
     #[arg(long, env = "TRIREME_KV_DTYPE", default_value = "auto")]
     pub kv_dtype: Dtype,
+    /// Show the memory plan of this split [default: the recommended one]
+    #[arg(long, env = "TRIREME_TP", value_name = "N", value_parser = at_least_1::<NonZeroUsize>)]
+    pub tp: Option<NonZeroUsize>,
+    /// Stages of that split
+    #[arg(long, env = "TRIREME_PP", value_name = "N", value_parser = at_least_1::<NonZeroUsize>)]
+    pub pp: Option<NonZeroUsize>,
+    /// Memory of one device: the fewest ranks that fit are recommended [default: this machine's]
+    #[arg(long, env = "TRIREME_DEVICE_MEMORY", value_name = "SIZE")]
+    pub device_memory: Option<Size>,
     /// Splits on up to so many ranks
     #[arg(long, env = "TRIREME_RANKS", default_value = "8", value_name = "N", value_parser = at_least_1::<NonZeroUsize>)]
     pub ranks: NonZeroUsize,
@@ -389,7 +398,7 @@ mod tests {
         check("trireme serve", None);
         check("trireme serve smollm2 --tp 2 --pp 2 --port 0", None);
         check("trireme serve --tp 0", Some("--tp <N>': must be at least 1"));
-        check("trireme serve --tp -1", Some("--tp"));
+        check("trireme serve --tp=-1", Some("--tp"));
         check("trireme serve --threads 0", Some("--threads <N>': must be at least 1"));
         check("trireme serve --max-sequences 5000000000", Some("--max-sequences <N>': number too"));
         check("trireme bench --batch 4,0", Some("--batch <N>': must be at least 1"));

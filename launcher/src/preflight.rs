@@ -84,7 +84,7 @@ fn check_limits(engine: &EngineConfig) -> Result<(), Refusal> {
     }
     let batch = limits.max_batch_tokens.unwrap_or(Limits::BATCH_TOKENS_DEFAULT);
     if let Some(sequences) = limits.max_sequences.filter(|sequences| *sequences > batch) {
-        let reason = format!("is over --max-batch-tokens {batch}: a step has a token for each");
+        let reason = format!("more than --max-batch-tokens {batch}; a step has a token for each");
         refuse("--max-sequences", sequences, &reason)?;
     }
     Ok(())
@@ -137,7 +137,7 @@ pub fn check_ports(front: &Front) -> Result<(), Refusal> {
 }
 
 /// Of this machine; none where the kernel does not tell.
-fn memory_bytes() -> Option<u64> {
+pub fn memory_bytes() -> Option<u64> {
     let text = fs::read_to_string("/proc/meminfo").ok()?;
     let line = text.lines().find_map(|line| line.strip_prefix("MemTotal:"))?;
     let kib: u64 = line.trim().strip_suffix("kB")?.trim().parse().ok()?;
@@ -183,9 +183,9 @@ mod tests {
         check("--max-batch-tokens 8 --max-sequences 8", &[]);
         check(
             "--max-batch-tokens 8 --max-sequences 9",
-            &["--max-sequences 9 ", "--max-batch-tokens 8:"],
+            &["--max-sequences 9:", "--max-batch-tokens 8;"],
         );
-        check("--max-sequences 513", &["--max-sequences 513", "--max-batch-tokens 512:"]);
+        check("--max-sequences 513", &["--max-sequences 513:", "--max-batch-tokens 512;"]);
         check("--max-batch-tokens 999999999", &["--max-batch-tokens 999999999", "262144"]);
         check("--max-sequences 999999", &["--max-sequences 999999 is over the limit of 65536"]);
         check("--max-waiting 4000000000", &["--max-waiting", "1048576"]);
