@@ -1,8 +1,8 @@
 //! `bench`: what the engine does in a second, without HTTP.
 //!
 //! The sweep and the load speak gRPC over the control socket with prompts of token ids. `--steps`
-//! leaves the router out and drives the shards; a step's time there, subtracted from the time
-//! between tokens here, is what router and RPC cost.
+//! leaves the router out and drives the shards, then decodes the same batches through the router:
+//! the time between tokens there less the engine's time of a step here is what router and RPC add.
 
 mod figures;
 mod load;
@@ -30,9 +30,11 @@ pub fn bench(args: &BenchArgs) -> anyhow::Result<()> {
         let tokens = *engine.limits.max_batch_tokens.get_or_insert(tokens);
         engine.limits.max_sequences = Some(sequences.min(tokens));
     }
-    if args.steps {
-        return steps::bench(args, &engine);
-    }
+    let mut report = Report::new(args.json);
+    let steps = match args.steps {
+        true => steps::bench(args, &engine, &mut report)?,
+        false => Vec::new(),
+    };
     let connect = args.connect.connect.as_deref();
     with_server(&args.engine, &engine, connect, Interrupt::Ends, async |channel| {
         let info = crate::answer::client(channel.clone())
@@ -40,16 +42,21 @@ pub fn bench(args: &BenchArgs) -> anyhow::Result<()> {
             .await?
             .into_inner();
         let bench = sweep::Bench { channel, args };
-        let mut report = Report::new(args.json);
         report.row(serde_json::json!({
             "model": info.model, "tp": info.tp, "pp": info.pp, "dtype": info.dtype,
         }))?;
         match args.load {
             Some(shape) => report.row(load::run(&bench, shape).await?)?,
+            None if args.steps => {
+                for (step, routed) in steps.iter().zip(sweep::decode_all(&bench).await?) {
+                    report.row(step.overhead(&routed, args.engine.pp))?;
+                }
+            }
             None => sweep::run(&bench, &mut report).await?,
         }
-        report.end()
-    })
+        Ok(())
+    })?;
+    report.end()
 }
 
 /// Rows of figures: a line each as they come, or one JSON array at the end.

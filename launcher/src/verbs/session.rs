@@ -122,6 +122,9 @@ async fn until_ready(mut ready: watch::Receiver<Option<InfoReply>>) -> anyhow::R
 
 /// The verb has the floor: only warnings are logged, unless the user asked for more.
 pub fn listen_to_logs(format: LogFormat) -> anyhow::Result<()> {
+    if tracing::dispatcher::has_been_set() {
+        return Ok(()); // a verb that runs one instance after another
+    }
     if std::env::var_os(trireme_telemetry::LOG_VARIABLE).is_some() {
         drop(trireme_telemetry::install("trireme", format.into(), None)?);
         return Ok(());

@@ -4,6 +4,7 @@ mod group;
 
 use std::{
     collections::VecDeque,
+    num::{NonZeroU32, NonZeroUsize},
     time::{Duration, Instant},
 };
 
@@ -12,7 +13,7 @@ use serde_json::json;
 use trireme_proto::shard::v1::{BlockUpdate, Chunk, Sampling, Sequence};
 
 use self::group::{Group, InFlight, Step, StepTimes};
-use super::{Report, figures::percentile, prompts::Prompts};
+use super::{Report, figures::percentile, prompts::Prompts, sweep::Decode};
 use crate::{
     cli::BenchArgs,
     config::EngineConfig,
@@ -29,7 +30,33 @@ const PROMPT_TOKENS: u32 = 16;
 const DEFAULT_BATCH_TOKENS: u32 = 512;
 const PREFILL_RUNS: usize = 5;
 
-pub fn bench(args: &BenchArgs, engine: &EngineConfig) -> anyhow::Result<()> {
+/// A decode step without the router.
+pub struct BareStep {
+    pub sequences: NonZeroU32,
+    /// What the engine took: forward pass with its collectives, and sampling.
+    pub engine_ms_p50: f64,
+}
+
+impl BareStep {
+    /// What router and RPC add to each step of the same batch. With several stages there is no
+    /// single time of the engine: a stage's time has waits for the others in it.
+    pub fn overhead(&self, routed: &Decode, pp: NonZeroUsize) -> serde_json::Value {
+        let overhead_ms = routed.inter_token_ms_p50 - self.engine_ms_p50;
+        json!({
+            "case": "overhead", "sequences": self.sequences,
+            "inter_token_ms_p50": routed.inter_token_ms_p50,
+            "engine_ms_p50": self.engine_ms_p50,
+            "overhead_ms": (pp.get() == 1).then_some(overhead_ms),
+        })
+    }
+}
+
+pub fn bench(
+    args: &BenchArgs,
+    engine: &EngineConfig,
+    report: &mut Report,
+) -> anyhow::Result<Vec<BareStep>> {
+    let mut steps = Vec::new();
     let (model, checkpoint) = open_model(&args.engine.model.model, engine)?;
     drop(checkpoint);
     runtime()?.block_on(async {
@@ -53,11 +80,12 @@ pub fn bench(args: &BenchArgs, engine: &EngineConfig) -> anyhow::Result<()> {
             let deadline = engine.supervision.start_deadline;
             let group = Group::form(&reach.shards, &reach.instance, &shape, deadline).await?;
             Run { args, group, shape, prompts: Prompts::new(engine.seed), next_sequence: 1 }
-                .all()
+                .all(report, &mut steps)
                 .await
         };
         beside(instance, reach.handle.stop, Interrupt::Ends, work).await
-    })
+    })?;
+    Ok(steps)
 }
 
 /// What the shards are warmed up for.
@@ -77,8 +105,7 @@ struct Run<'a> {
 }
 
 impl Run<'_> {
-    async fn all(mut self) -> anyhow::Result<()> {
-        let mut report = Report::new(self.args.json);
+    async fn all(mut self, report: &mut Report, steps: &mut Vec<BareStep>) -> anyhow::Result<()> {
         for tokens in self.args.prefill.clone() {
             let mut times_ms = Vec::new();
             for _ in 0..PREFILL_RUNS {
@@ -91,10 +118,11 @@ impl Run<'_> {
             }))?;
         }
         for sequences in self.args.batch.clone() {
-            let row = self.decode(sequences.get()).await?;
+            let (engine_ms_p50, row) = self.decode(sequences.get()).await?;
             report.row(row)?;
+            steps.push(BareStep { sequences, engine_ms_p50 });
         }
-        report.end()
+        Ok(())
     }
 
     fn ids(&mut self, count: u32) -> Vec<u64> {
@@ -130,12 +158,14 @@ impl Run<'_> {
         Ok(time)
     }
 
-    /// Each step waited for, then as many in flight as the router keeps.
-    async fn decode(&mut self, sequences: u32) -> anyhow::Result<serde_json::Value> {
+    /// Each step waited for, then as many in flight as the router keeps. Also gives the engine's
+    /// median time of a step.
+    async fn decode(&mut self, sequences: u32) -> anyhow::Result<(f64, serde_json::Value)> {
         let ids = self.start_sequences(sequences).await?;
         let steps = self.args.decode.get();
         let decode = || Step { decode: ids.clone(), ..Step::default() };
-        let (mut lockstep, mut times) = (Vec::new(), StepTimes::default());
+        let (mut lockstep, mut engine_ms, mut rpc_ms) = (Vec::new(), Vec::new(), Vec::new());
+        let mut times = StepTimes::default();
         for _ in 0..steps {
             let start = Instant::now();
             let answer = self.group.send(decode()).answered().await?;
@@ -144,7 +174,10 @@ impl Run<'_> {
                 bail!("{} tokens came from a step of {sequences} sequences", answer.tokens);
             }
             times.add(&answer);
+            engine_ms.push(answer.engine_ms());
+            rpc_ms.extend(lockstep.last().map(|step_ms| step_ms - answer.engine_ms()));
         }
+        let engine_ms_p50 = percentile(&engine_ms, 50.0);
         let in_flight = self.args.engine.pp.get() + 1;
         let start = Instant::now();
         let mut sent: VecDeque<InFlight> = VecDeque::new();
@@ -161,15 +194,17 @@ impl Run<'_> {
         }
         let pipelined_ms = start.elapsed().as_secs_f64() * 1e3 / f64::from(steps);
         self.group.forget(ids);
-        Ok(json!({
+        let row = json!({
             "case": "decode steps", "sequences": sequences, "steps": steps,
+            "engine_ms_p50": engine_ms_p50, "rpc_ms_p50": percentile(&rpc_ms, 50.0),
             "lockstep_ms_p50": percentile(&lockstep, 50.0), "lockstep_ms_p99": percentile(&lockstep, 99.0),
             "forward_ms_mean": times.mean_ms(times.forward_us),
             "collective_ms_mean": times.mean_ms(times.collective_us),
             "sample_ms_mean": times.mean_ms(times.sample_us),
             "steps_in_flight": in_flight, "pipelined_ms_mean": pipelined_ms,
             "tokens_per_s": f64::from(sequences) / pipelined_ms * 1e3,
-        }))
+        });
+        Ok((engine_ms_p50, row))
     }
 
     /// Prompts of so many sequences, in as few steps as the token budget allows.

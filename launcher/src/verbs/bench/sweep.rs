@@ -1,6 +1,9 @@
 //! Prefill of single prompts, then decoding at several batch sizes.
 
-use std::time::{Duration, Instant};
+use std::{
+    num::NonZeroU32,
+    time::{Duration, Instant},
+};
 
 use serde_json::json;
 use tonic::transport::Channel;
@@ -82,17 +85,55 @@ pub async fn run(bench: &Bench<'_>, report: &mut Report) -> anyhow::Result<()> {
         }))?;
     }
     for sequences in &bench.args.batch {
-        let prompts = (0..sequences.get()).map(|_| prompts.next(DECODE_PROMPT_TOKENS)).collect();
-        let times = bench.batch(prompts, bench.args.decode.get()).await?;
-        let gaps = gaps_ms(&times);
-        report.row(json!({
-            "case": "decode", "sequences": sequences, "prompt_tokens": DECODE_PROMPT_TOKENS,
-            "new_tokens": bench.args.decode,
-            "inter_token_ms_p50": percentile(&gaps, 50.0),
-            "inter_token_ms_p99": percentile(&gaps, 99.0),
-            // null: they never all ran at once
-            "tokens_per_s": steady_tokens_per_s(&times),
-        }))?;
+        report.row(decode(bench, &mut prompts, *sequences).await?.row(bench.args))?;
     }
     Ok(())
+}
+
+/// How fast so many sequences decode at once.
+pub struct Decode {
+    sequences: NonZeroU32,
+    pub inter_token_ms_p50: f64,
+    inter_token_ms_p99: f64,
+    /// None: they never all ran at once.
+    tokens_per_s: Option<f64>,
+}
+
+impl Decode {
+    fn row(&self, args: &BenchArgs) -> serde_json::Value {
+        json!({
+            "case": "decode", "sequences": self.sequences, "prompt_tokens": DECODE_PROMPT_TOKENS,
+            "new_tokens": args.decode,
+            "inter_token_ms_p50": self.inter_token_ms_p50,
+            "inter_token_ms_p99": self.inter_token_ms_p99,
+            "tokens_per_s": self.tokens_per_s,
+        })
+    }
+}
+
+/// All batches, without the prefill.
+pub async fn decode_all(bench: &Bench<'_>) -> anyhow::Result<Vec<Decode>> {
+    let mut prompts = bench.prompts();
+    bench.request(prompts.next(DECODE_PROMPT_TOKENS), 4).await?;
+    let mut all = Vec::new();
+    for sequences in &bench.args.batch {
+        all.push(decode(bench, &mut prompts, *sequences).await?);
+    }
+    Ok(all)
+}
+
+async fn decode(
+    bench: &Bench<'_>,
+    prompts: &mut Prompts,
+    sequences: NonZeroU32,
+) -> anyhow::Result<Decode> {
+    let prompts = (0..sequences.get()).map(|_| prompts.next(DECODE_PROMPT_TOKENS)).collect();
+    let times = bench.batch(prompts, bench.args.decode.get()).await?;
+    let gaps = gaps_ms(&times);
+    Ok(Decode {
+        sequences,
+        inter_token_ms_p50: percentile(&gaps, 50.0),
+        inter_token_ms_p99: percentile(&gaps, 99.0),
+        tokens_per_s: steady_tokens_per_s(&times),
+    })
 }

@@ -39,6 +39,13 @@ pub struct StepAnswer {
     pub sample_us: u32,
 }
 
+impl StepAnswer {
+    /// Forward pass with its collectives, and sampling.
+    pub fn engine_ms(&self) -> f64 {
+        (f64::from(self.forward_us) + f64::from(self.sample_us)) / 1e3
+    }
+}
+
 #[derive(Debug, Default)]
 pub struct StepTimes {
     pub forward_us: u64,
