@@ -1,6 +1,6 @@
 //! `exp` and `2^x` of sixteen lanes, within 2 ulp; the polynomial is that of Cephes `expf` (Moshier).
 
-use crate::simd::Simd;
+use crate::simd::{Isa, Kernel, LANES, Simd};
 
 /// `x + ROUND - ROUND` is `x` to the nearest whole number, for `|x| < 2^22`.
 const ROUND: f32 = 12_582_912.0;
@@ -41,10 +41,43 @@ fn expm<S: Simd>(s: S, t: S::V) -> S::V {
     s.add(s.fma(p, s.mul(t, t), t), s.splat(1.0))
 }
 
+/// `weights[i] = e^-distances[i]`, by the same instructions wherever a value stands in the slice.
+///
+/// # Panics
+/// If the lengths differ.
+pub fn decay(distances: &[f32], weights: &mut [f32]) {
+    assert!(distances.len() == weights.len(), "{} for {}", weights.len(), distances.len());
+    Isa::best().run(Decay { distances, weights });
+}
+
+struct Decay<'a> {
+    distances: &'a [f32],
+    weights: &'a mut [f32],
+}
+
+impl Kernel for Decay<'_> {
+    type Output = ();
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        let zero = s.splat(0.0);
+        let (distances, tail) = self.distances.as_chunks::<LANES>();
+        let (weights, tail_weights) = self.weights.as_chunks_mut::<LANES>();
+        for (from, to) in distances.iter().zip(weights) {
+            s.store(exp(s, s.sub(zero, s.load(from))), to);
+        }
+        if !tail.is_empty() {
+            let mut padded = [0.0; LANES];
+            padded[..tail.len()].copy_from_slice(tail);
+            let v = exp(s, s.sub(zero, s.load(&padded)));
+            s.store(v, &mut padded);
+            tail_weights.copy_from_slice(&padded[..tail.len()]);
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::simd::{Isa, Kernel, LANES};
 
     struct Both([f32; LANES]);
     impl Kernel for Both {
@@ -80,6 +113,29 @@ mod tests {
                 check(isa, x);
             }
         }
+    }
+
+    #[test]
+    fn a_weight_is_the_same_wherever_it_stands() {
+        let distances: Vec<f32> = (0..997).map(|i| (i * i % 997) as f32 * 0.09).collect();
+        let mut whole = vec![f32::NAN; distances.len()];
+        decay(&distances, &mut whole);
+        for (&weight, &distance) in whole.iter().zip(&distances) {
+            let want = (-f64::from(distance)).exp();
+            let error = (f64::from(weight) - want).abs();
+            assert!(error <= want * 2.4e-7 || distance > 87.3, "{distance}: {weight} for {want}");
+        }
+        for len in [1, 2, 15, 16, 17, 40] {
+            let mut parts = vec![f32::NAN; distances.len()];
+            for (from, to) in distances.chunks(len).zip(parts.chunks_mut(len)) {
+                decay(from, to);
+            }
+            assert_eq!(parts, whole, "in chunks of {len}");
+        }
+        decay(&[], &mut []);
+        let mut edges = [f32::NAN; 3];
+        decay(&[0.0, f32::INFINITY, 88.0], &mut edges);
+        assert_eq!(edges, [1.0, 0.0, 0.0]);
     }
 
     #[test]

@@ -43,6 +43,7 @@ mod top_n;
 pub use activation::silu_mul;
 pub use attention::{SequenceRows, paged_attention};
 pub use buffer::Buffer;
+pub use exponential::decay;
 pub use kv_pages::KvPages;
 pub use matmul::matmul;
 pub use matrix::{Matrix, Storage};

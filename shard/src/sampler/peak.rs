@@ -4,7 +4,7 @@ use trireme_collectives::{Collective, CollectiveError};
 use trireme_kernels::Team;
 
 use super::row::{Row, each_row};
-use super::weight::{BLOCK, weight};
+use super::weight::{BLOCK, Scale, each_block, weights};
 use super::{SampleError, Sampling, gather};
 
 /// What this rank's slice of a row says.
@@ -139,17 +139,20 @@ fn sum_of_weights(logits: &[f32], max: f32) -> f32 {
         return 0.0;
     }
     let mut sum = 0.0f64;
-    for block in logits.chunks(BLOCK) {
+    let mut block_weights = [0.0; BLOCK];
+    each_block(logits, 0, Scale::new(max, 1.0), |_, distances| {
+        let block_weights = &mut block_weights[..distances.len()];
+        weights(distances, block_weights);
         let mut lanes = [0.0f32; LANES];
-        let (chunks, tail) = block.as_chunks::<LANES>();
+        let (chunks, tail) = block_weights.as_chunks::<LANES>();
         for chunk in chunks {
             for lane in 0..LANES {
-                lanes[lane] += weight(max - chunk[lane]);
+                lanes[lane] += chunk[lane];
             }
         }
         sum += f64::from(lanes.iter().sum::<f32>());
-        sum += tail.iter().map(|&logit| f64::from(weight(max - logit))).sum::<f64>();
-    }
+        sum += tail.iter().map(|&weight| f64::from(weight)).sum::<f64>();
+    });
     sum as f32
 }
 

@@ -11,7 +11,9 @@ use trireme_kernels::Team;
 
 use super::gather;
 use super::row::{Row, each_row};
-use super::weight::{BLOCK, Place, Scale, distance_of, each_block, place, weight as weight_of};
+use super::weight::{
+    BLOCK, PART, Place, Scale, distance_of, each_block, place, weights as weights_of,
+};
 
 /// The first to arrive.
 #[derive(Clone, Copy, Debug)]
@@ -113,15 +115,21 @@ impl Race {
         let farthest = distance_of(cut);
         each_block(logits, first, scale, |first, distances| {
             if cut == Place::MAX {
-                let pairs = weights.iter_mut().zip(distances);
-                pairs.for_each(|(weight, &distance)| *weight = weight_of(distance));
+                weights_of(distances, &mut weights[..distances.len()]);
                 for ((token, &distance), &weight) in (first..).zip(distances).zip(&weights) {
                     lead.run(token, distance, weight);
                 }
-            } else if distances.iter().filter(|&&distance| distance <= farthest).count() > 0 {
-                for (token, &distance) in (first..).zip(distances) {
+                return;
+            }
+            for (first, part) in (first..).step_by(PART).zip(distances.chunks(PART)) {
+                if part.iter().filter(|&&distance| distance <= farthest).count() == 0 {
+                    continue;
+                }
+                let weights = &mut weights[..part.len()];
+                weights_of(part, weights);
+                for ((token, &distance), &weight) in (first..).zip(part).zip(&*weights) {
                     if distance <= farthest && place(distance, token) <= cut {
-                        lead.run(token, distance, weight_of(distance));
+                        lead.run(token, distance, weight);
                     }
                 }
             }

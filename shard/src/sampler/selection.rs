@@ -17,7 +17,7 @@ use trireme_kernels::Team;
 
 use super::gather;
 use super::row::{Row, each_row};
-use super::weight::{Place, distance_of, each_block, mass, place, weight};
+use super::weight::{PART, Place, distance_of, each_block, mass, place, weight};
 use histogram::{BINS, Histogram, Tally};
 
 /// A bin with no more tokens than this is gathered instead of being split.
@@ -163,13 +163,14 @@ fn compact(row: &mut Row<'_>) {
     let Some(scale) = row.scale() else { return };
     let (nearest, farthest) = (distance_of(low), (high >> 32) as u32);
     each_block(row.logits, row.first, scale, |first, distances| {
-        // Most blocks have none: this loop vectorises, the next does not.
+        // Most parts have none: this loop vectorises, the next does not.
         let is_near = |d: &f32| (*d >= nearest) & (d.to_bits() <= farthest);
-        if distances.iter().filter(|distance| is_near(distance)).count() == 0 {
-            return;
+        for (first, part) in (first..).step_by(PART).zip(distances.chunks(PART)) {
+            if part.iter().filter(|distance| is_near(distance)).count() > 0 {
+                let places = (first..).zip(part).map(|(token, &distance)| place(distance, token));
+                candidates.extend(places.filter(|place| (low..=high).contains(place)));
+            }
         }
-        let places = (first..).zip(distances).map(|(token, &distance)| place(distance, token));
-        candidates.extend(places.filter(|place| (low..=high).contains(place)));
     });
     row.search.candidates = candidates;
 }

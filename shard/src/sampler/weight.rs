@@ -37,30 +37,17 @@ pub(super) fn distance_of(place: Place) -> f32 {
     f32::from_bits((place >> 32) as u32)
 }
 
-/// `e^-distance` within 2 units in the last place; 0 where that is below the normal floats. Written
-/// so that a loop over it vectorises: range reduction to ±ln(2)/2 with a two-part ln(2), then a
-/// polynomial of degree 6 (after Cephes' `expf`, Moshier 1989).
+/// `e^-distance` within 2 units in the last place; 0 where that is below the normal floats. All
+/// weights come from one kernel, so that a token has the same one in every count of it.
 #[inline(always)]
-pub(super) fn weight(distance: f32) -> f32 {
-    const FARTHEST: f32 = 87.0;
-    /// Adding it rounds to an integer, which then stands in the low bits.
-    const ROUND: f32 = 12_582_912.0;
-    const LN_2_HIGH: f32 = 0.693_359_4;
-    const LN_2_LOW: f32 = -2.121_944_4e-4;
+pub(super) fn weights(distances: &[f32], weights: &mut [f32]) {
+    trireme_kernels::decay(distances, weights);
+}
 
-    let x = -distance.min(FARTHEST);
-    let rounded = x * std::f32::consts::LOG2_E + ROUND;
-    let power = rounded - ROUND;
-    let r = x - power * LN_2_HIGH - power * LN_2_LOW;
-    let mut p = 1.987_569_2e-4;
-    p = p * r + 1.398_199_9e-3;
-    p = p * r + 8.333_452e-3;
-    p = p * r + 4.166_579_6e-2;
-    p = p * r + 1.666_666_6e-1;
-    p = p * r + 0.5;
-    let exponent = rounded.to_bits().wrapping_sub(ROUND.to_bits()).wrapping_add(127) << 23;
-    let value = (p * r * r + r + 1.0) * f32::from_bits(exponent);
-    if distance > FARTHEST { 0.0 } else { value }
+pub(super) fn weight(distance: f32) -> f32 {
+    let mut weight = [0.0];
+    weights(&[distance], &mut weight);
+    weight[0]
 }
 
 /// A weight (0 to 1) in units of 2⁻⁴⁰, rounded: integers add up alike in every order, on any number
@@ -76,6 +63,8 @@ pub(super) fn mass(weight: f32) -> u64 {
 
 /// Tokens handled at a time, so that what is computed for them stays in the first-level cache.
 pub(super) const BLOCK: usize = 256;
+/// Tokens that are passed over at a time where most are not wanted.
+pub(super) const PART: usize = 32;
 
 /// Calls `visit(first token, distances)` for blocks of a row.
 #[inline(always)]

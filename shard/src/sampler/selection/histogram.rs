@@ -1,6 +1,6 @@
 //! How many tokens, and how much mass, lie in each of 256 bins of places.
 
-use crate::sampler::weight::{BLOCK, Place, mass, weight};
+use crate::sampler::weight::{BLOCK, Place, distance_of, mass, weights};
 
 pub(super) const BINS: usize = 256;
 
@@ -31,9 +31,9 @@ impl Digit {
     const FIRST_BASE: u32 = (127 - 16) << 3;
 
     #[inline(always)]
-    fn first_bin(distance: f32) -> usize {
+    fn first_bin(distance: f32) -> u8 {
         let digits = distance.to_bits() >> Self::DISTANCE_SHIFT;
-        digits.saturating_sub(Self::FIRST_BASE).min(BINS as u32 - 1) as usize
+        digits.saturating_sub(Self::FIRST_BASE).min(BINS as u32 - 1) as u8
     }
 
     /// The places of a bin, both ends included.
@@ -57,56 +57,62 @@ impl Digit {
 }
 
 /// A histogram of a whole row in the making. Neighbouring tokens count in different lanes: most
-/// tokens fall into few bins, and an addition to a bin would wait for the one before it.
+/// tokens fall into few bins, and an addition to a bin would wait for the one before it. Count and
+/// mass lie side by side: one addition of two words.
 pub(super) struct Tally {
-    counts: [[u32; BINS]; Self::LANES],
-    masses: [[u64; BINS]; Self::LANES],
+    sums: [[[u64; 2]; BINS]; Self::LANES],
 }
 
 impl Tally {
     const LANES: usize = 4;
 
     pub(super) fn new() -> Self {
-        Self { counts: [[0; BINS]; Self::LANES], masses: [[0; BINS]; Self::LANES] }
+        Self { sums: [[[0; 2]; BINS]; Self::LANES] }
     }
 
     /// Counts a block of distances.
-    #[inline(always)]
     pub(super) fn count_block(&mut self, distances: &[f32]) {
-        let (fours, rest) = distances.as_chunks::<{ Self::LANES }>();
-        for four in fours {
-            for (counts, &distance) in self.counts.iter_mut().zip(four) {
-                let count = &mut counts[Digit::first_bin(distance)];
-                *count = count.wrapping_add(1);
-            }
-        }
-        rest.iter().for_each(|&distance| self.counts[0][Digit::first_bin(distance)] += 1);
+        self.add(distances, &[0; BLOCK][..distances.len()]);
     }
 
     /// Counts a block of distances and adds up their masses.
-    #[inline(always)]
     pub(super) fn add_block(&mut self, distances: &[f32]) {
-        self.count_block(distances);
-        let mut weights = [0.0f32; BLOCK];
-        weights.iter_mut().zip(distances).for_each(|(out, &distance)| *out = weight(distance));
-        let (fours, rest) = distances.as_chunks::<{ Self::LANES }>();
-        let (weights, rest_weights) = weights[..distances.len()].as_chunks::<{ Self::LANES }>();
-        for (four, weights) in fours.iter().zip(weights) {
+        let mut block_weights = [0.0f32; BLOCK];
+        let block_weights = &mut block_weights[..distances.len()];
+        weights(distances, block_weights);
+        let mut masses = [0; BLOCK];
+        masses.iter_mut().zip(&*block_weights).for_each(|(out, &weight)| *out = mass(weight));
+        self.add(distances, &masses[..distances.len()]);
+    }
+
+    #[inline(always)]
+    fn add(&mut self, distances: &[f32], masses: &[u64]) {
+        let mut bins = [0u8; BLOCK];
+        let found = distances.iter().map(|&distance| Digit::first_bin(distance));
+        bins.iter_mut().zip(found).for_each(|(bin, found)| *bin = found);
+        let (fours, rest) = bins[..distances.len()].as_chunks::<{ Self::LANES }>();
+        let (four_masses, rest_masses) = masses.as_chunks::<{ Self::LANES }>();
+        for (four, masses) in fours.iter().zip(four_masses) {
             for lane in 0..Self::LANES {
-                // Cannot overflow: see `mass`.
-                let sum = &mut self.masses[lane][Digit::first_bin(four[lane])];
-                *sum = sum.wrapping_add(mass(weights[lane]));
+                Self::add_one(&mut self.sums[lane][usize::from(four[lane])], masses[lane]);
             }
         }
-        for (&distance, &weight) in rest.iter().zip(rest_weights) {
-            self.masses[0][Digit::first_bin(distance)] += mass(weight);
+        for (&bin, &mass) in rest.iter().zip(rest_masses) {
+            Self::add_one(&mut self.sums[0][usize::from(bin)], mass);
         }
     }
 
+    /// Cannot overflow: see `mass`.
+    #[inline(always)]
+    fn add_one(sums: &mut [u64; 2], mass: u64) {
+        *sums = [sums[0].wrapping_add(1), sums[1].wrapping_add(mass)];
+    }
+
     pub(super) fn finish(&self) -> Histogram {
-        let counts = (0..BINS).map(|bin| self.counts.iter().map(|lane| u64::from(lane[bin])).sum());
-        let masses = (0..BINS).map(|bin| self.masses.iter().map(|lane| lane[bin]).sum());
-        let sums = counts.chain(masses).collect();
+        let column = |word: usize| {
+            (0..BINS).map(move |bin| self.sums.iter().map(|lane| lane[bin][word]).sum::<u64>())
+        };
+        let sums = column(0).chain(column(1)).collect();
         Histogram { sums, digit: Digit::First, bounds: (0, Place::MAX) }
     }
 }
@@ -120,10 +126,16 @@ impl Histogram {
         let bits = Place::BITS - (high - low).leading_zeros();
         let shift = bits.saturating_sub(BINS.ilog2());
         let mut sums = vec![0; 2 * BINS];
-        for &place in places {
-            let bin = ((place - low) >> shift) as usize;
-            sums[bin] += 1;
-            sums[BINS + bin] += mass(weight(super::distance_of(place)));
+        for block in places.chunks(BLOCK) {
+            let (mut distances, mut block_weights) = ([0.0; BLOCK], [0.0; BLOCK]);
+            let found = block.iter().map(|&place| distance_of(place));
+            distances.iter_mut().zip(found).for_each(|(out, distance)| *out = distance);
+            weights(&distances[..block.len()], &mut block_weights[..block.len()]);
+            for (&place, &weight) in block.iter().zip(&block_weights) {
+                let bin = ((place - low) >> shift) as usize;
+                sums[bin] += 1;
+                sums[BINS + bin] += mass(weight);
+            }
         }
         let lowest = places.iter().copied().min().unwrap_or(Place::MAX);
         let highest = places.iter().copied().max().unwrap_or(0);
