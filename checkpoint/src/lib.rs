@@ -17,6 +17,7 @@ mod description;
 mod dtype;
 mod dummy;
 mod error;
+mod fingerprint;
 #[cfg(test)]
 mod fixtures;
 mod format;

@@ -272,14 +272,20 @@ impl Args {
             max_batch_tokens: self.max_batch_tokens,
             max_sequences: self.max_sequences(),
             max_model_len: self.max_model_len,
+            checkpoint_fingerprint: 0,
         })
     }
 }
 
 impl Config {
-    pub fn dispatcher(&self, eos_token_ids: Vec<u32>) -> DispatcherSettings {
+    /// `checkpoint_fingerprint` and `eos_token_ids` are the model's.
+    pub fn dispatcher(
+        &self,
+        checkpoint_fingerprint: u64,
+        eos_token_ids: Vec<u32>,
+    ) -> DispatcherSettings {
         DispatcherSettings {
-            group: self.group.clone(),
+            group: GroupSettings { checkpoint_fingerprint, ..self.group.clone() },
             max_waiting: self.max_waiting,
             lag_tokens: LAG_TOKENS,
             prefix_cache: self.prefix_cache,

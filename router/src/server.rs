@@ -72,6 +72,7 @@ fn bind_control(path: &Path) -> anyhow::Result<UnixListener> {
 struct ModelFacts {
     text: Option<TextPipeline>,
     eos_token_ids: Vec<u32>,
+    fingerprint: u64,
 }
 
 fn read_model(config: &Config) -> anyhow::Result<ModelFacts> {
@@ -93,7 +94,8 @@ fn read_model(config: &Config) -> anyhow::Result<ModelFacts> {
     };
     let pipeline = |sources| TextPipeline::new(sources, config.chat_template.clone(), workers);
     let text = sources.map(pipeline).transpose().context("--chat-template")?;
-    Ok(ModelFacts { text, eos_token_ids: checkpoint.model().eos_token_ids.clone() })
+    let eos_token_ids = checkpoint.model().eos_token_ids.clone();
+    Ok(ModelFacts { text, eos_token_ids, fingerprint: checkpoint.fingerprint() })
 }
 
 /// Serves until `shutdown`, then drains: new requests are refused while running ones finish.
@@ -109,7 +111,7 @@ pub async fn run(
     let reading = config.clone();
     let model = tokio::task::spawn_blocking(move || read_model(&reading)).await??;
     let decoder = model.text.as_ref().map(|text| text.decoder().clone());
-    let settings = config.dispatcher(model.eos_token_ids.clone());
+    let settings = config.dispatcher(model.fingerprint, model.eos_token_ids.clone());
     let (dispatcher, mut looping) = Dispatcher::start(settings, decoder, shutdown);
     let readiness = dispatcher.watch_readiness();
     let front = FrontSettings {

@@ -43,6 +43,8 @@ pub struct GroupSettings {
     pub max_sequences: u32,
     /// `None`: what the model and the KV memory allow.
     pub max_model_len: Option<u32>,
+    /// Of the checkpoint that this router reads its texts from.
+    pub checkpoint_fingerprint: u64,
 }
 
 /// What the ranks agreed on.

@@ -172,7 +172,10 @@ pub fn load(config: &Config, status: &Status) -> Result<Runner<Cpu>, CheckpointE
     let weight_size = Cpu::weight_size(&config.storage);
     let total = total_bytes(&model, &place.slice, weight_size);
     status.bytes_total.store(total, Ordering::Relaxed);
-    status.change(|phase| phase.model = Some(model.clone()));
+    status.change(|phase| {
+        phase.model = Some(model.clone());
+        phase.fingerprint = checkpoint.fingerprint();
+    });
     let weights = Weights::<Cpu> {
         checkpoint: &checkpoint,
         place: &place,

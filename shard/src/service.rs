@@ -88,6 +88,7 @@ impl Shard for Service {
             weight_bytes_loaded: status.bytes_loaded.load(Ordering::Relaxed),
             weight_bytes_total: status.bytes_total.load(Ordering::Relaxed),
             epoch: phase.epoch,
+            checkpoint_fingerprint: phase.fingerprint,
         }))
     }
 

@@ -22,6 +22,7 @@ pub struct Phase {
     pub abort: Option<AbortHandle>,
     /// Known once the checkpoint is open.
     pub model: Option<ModelConfig>,
+    pub fingerprint: u64,
     pub weight_bytes: u64,
     pub kv_bytes_per_block: u64,
 }
@@ -46,6 +47,7 @@ impl Default for Status {
             step_deadline: Duration::MAX,
             abort: None,
             model: None,
+            fingerprint: 0,
             weight_bytes: 0,
             kv_bytes_per_block: 0,
         };

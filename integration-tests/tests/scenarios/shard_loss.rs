@@ -166,3 +166,24 @@ async fn a_shard_that_dies_again_and_again_ends_the_server() -> Result<()> {
     assert!(server.log().contains("restart"), "{}", server.log());
     Ok(())
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_shard_does_not_come_back_with_other_weights() -> Result<()> {
+    let model = fixture::path("models/smollm-like");
+    let copy = tempfile::tempdir()?;
+    for file in ["config.json", "tokenizer.json", "tokenizer_config.json", "model.safetensors"] {
+        std::fs::copy(model.join(file), copy.path().join(file))?;
+    }
+    let options = ServerOptions::new(copy.path()).split(2, 1).args(&["--restart-budget", "2"]);
+    let mut server = Server::start(&options)?;
+    // The same names and shapes; a half-new model would answer with nonsense.
+    let weights = copy.path().join("model.safetensors");
+    let bytes = std::fs::read(&weights)?;
+    std::fs::remove_file(&weights)?;
+    std::fs::write(&weights, bytes)?;
+    server.shards()[1].signal(Signal::KILL);
+    let status = server.wait(Duration::from_secs(60))?;
+    assert!(!status.success(), "served a mixture: {}", server.log());
+    assert!(server.log().contains("weight files"), "{}", server.log());
+    Ok(())
+}

@@ -155,6 +155,10 @@ fn agree(
         if info.model != Some(shape) {
             return mismatch(rank, format!("it holds {:?}, rank 0 {shape:?}", info.model));
         }
+        if info.checkpoint_fingerprint != settings.checkpoint_fingerprint {
+            let detail = "its weight files are not those that this server was started with";
+            return mismatch(rank, detail.to_owned());
+        }
         if info.dtype != infos[0].dtype || info.kv_dtype != infos[0].kv_dtype {
             return mismatch(
                 rank,

@@ -84,6 +84,7 @@ impl Core {
             max_batch_tokens: 128,
             max_sequences: settings.max_sequences,
             max_model_len: Some(4096.min(settings.num_blocks * 16)),
+            checkpoint_fingerprint: 0,
         };
         let shutdown = CancellationToken::new();
         let dispatcher_settings = DispatcherSettings {
