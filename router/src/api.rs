@@ -127,7 +127,8 @@ pub struct Generation {
     pub events: BoxStream<'static, GenerateEvent>,
 }
 
-/// `Token` for every token, then exactly one `Finished` or `Failed`.
+/// `Token` for every token, then exactly one `Finished` or `Failed`. Once the last token has been
+/// read, `Finished` is there without a wait.
 #[derive(Debug)]
 pub enum GenerateEvent {
     Token(Token),

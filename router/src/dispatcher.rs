@@ -19,7 +19,7 @@ use tracing::Span;
 use trireme_scheduler::SequenceId;
 
 use crate::{
-    api::{GenerateEvent, Readiness},
+    api::Readiness,
     detokenizer::TextDecoder,
     error::RouterError,
     metrics,
@@ -27,6 +27,7 @@ use crate::{
     validation::ValidRequest,
 };
 use engine_loop::EngineLoop;
+use events::Delivery;
 pub use events::EventStream;
 
 /// What the loop runs with.
@@ -47,7 +48,7 @@ pub struct DispatcherSettings {
 struct Submission {
     request: ValidRequest,
     span: Span,
-    events: mpsc::Sender<GenerateEvent>,
+    deliveries: mpsc::Sender<Delivery>,
     admitted: oneshot::Sender<Result<SequenceId, RouterError>>,
 }
 
@@ -99,9 +100,9 @@ impl Dispatcher {
     ) -> Result<EventStream, RouterError> {
         // One place is kept for the event that ends the answer.
         let places = (request.max_new_tokens as usize).min(self.lag_tokens) + 1;
-        let (events, receiver) = mpsc::channel(places);
+        let (deliveries, receiver) = mpsc::channel(places);
         let (admitted, admission) = oneshot::channel();
-        let submission = Submission { request, span, events, admitted };
+        let submission = Submission { request, span, deliveries, admitted };
         self.submissions.try_send(submission).map_err(|error| match error {
             mpsc::error::TrySendError::Full(_) => overloaded(self.max_waiting),
             mpsc::error::TrySendError::Closed(_) => RouterError::ShuttingDown,

@@ -6,7 +6,7 @@ use tokio::sync::mpsc;
 use tracing::Span;
 use trireme_proto::shard::v1 as proto;
 
-use super::lifecycle::Lifecycle;
+use super::{events::Delivery, lifecycle::Lifecycle};
 use crate::{
     api::{FinishReason, Finished, GenerateEvent, StopCause, Token, TopToken, Usage},
     detokenizer::{Detokenizer, TextDecoder},
@@ -39,11 +39,13 @@ pub struct ActiveRequest {
     decoder: Option<Arc<TextDecoder>>,
     detokenizer: Option<Detokenizer>,
     stops: StopMatcher,
-    events: mpsc::Sender<GenerateEvent>,
+    deliveries: mpsc::Sender<Delivery>,
     text: String,
     completion_tokens: u32,
     cached_tokens: u32,
-    last_token: Option<u32>,
+    last_id: Option<u32>,
+    /// The token that the answer ends with; it leaves with the end.
+    last: Option<Token>,
 }
 
 impl ActiveRequest {
@@ -51,7 +53,7 @@ impl ActiveRequest {
         request: ValidRequest,
         lifecycle: Lifecycle,
         decoder: Option<Arc<TextDecoder>>,
-        events: mpsc::Sender<GenerateEvent>,
+        deliveries: mpsc::Sender<Delivery>,
     ) -> Self {
         let parameters = &request.parameters;
         let skip_special = parameters.skip_special_tokens;
@@ -60,11 +62,12 @@ impl ActiveRequest {
             stops: StopMatcher::new(parameters.stop.clone(), parameters.include_stop),
             lifecycle,
             decoder,
-            events,
+            deliveries,
             text: String::new(),
             completion_tokens: 0,
             cached_tokens: 0,
-            last_token: None,
+            last_id: None,
+            last: None,
             request,
         }
     }
@@ -88,13 +91,14 @@ impl ActiveRequest {
         }
     }
 
-    /// Takes one token. `ends`: it is the id that ends the answer, which gives no text unless the
-    /// stop is to be included.
-    pub fn token(&mut self, out: &proto::TokenOut, ends: bool) -> Progress {
+    /// Takes one token. `ends`: it is the last one; the id that stops the answer gives no text
+    /// unless the stop is to be included.
+    pub fn token(&mut self, out: &proto::TokenOut, ends: Option<FinishReason>) -> Progress {
         self.lifecycle.token();
         self.completion_tokens += 1;
-        self.last_token = Some(out.token);
-        let (text, found) = if ends && !self.request.parameters.include_stop {
+        self.last_id = Some(out.token);
+        let is_stop = ends == Some(FinishReason::Stop);
+        let (text, found) = if is_stop && !self.request.parameters.include_stop {
             (String::new(), None)
         } else {
             let decoded = self.detokenizer.as_mut().map(|decode| decode.push(out.token));
@@ -102,7 +106,11 @@ impl ActiveRequest {
         };
         self.text.push_str(&text);
         let token = self.describe(out, text);
-        match (self.send(token), found) {
+        let sent = match ends.is_some() || found.is_some() {
+            true => self.check_reader().map(|()| self.last = Some(token)),
+            false => self.send(token),
+        };
+        match (sent, found) {
             (Ok(()), None) => Progress::Running,
             (Ok(()), Some(stop)) => Progress::StopString(stop),
             (Err(abandoned), _) => Progress::Abandoned(abandoned),
@@ -140,20 +148,32 @@ impl ActiveRequest {
         }
     }
 
-    /// Never waits: one place stays free for the last event.
+    /// Never waits: one place stays free for the end.
     fn send(&self, token: Token) -> Result<(), Abandoned> {
-        if self.events.is_closed() {
-            return Err(Abandoned::Gone);
+        self.check_reader()?;
+        let delivery = Delivery { token: Some(token), end: None };
+        self.deliveries.try_send(delivery).map_err(|_| Abandoned::Gone)
+    }
+
+    /// The client is there, and not too far behind.
+    fn check_reader(&self) -> Result<(), Abandoned> {
+        match () {
+            () if self.deliveries.is_closed() => Err(Abandoned::Gone),
+            () if self.deliveries.capacity() <= 1 => Err(Abandoned::Slow),
+            () => Ok(()),
         }
-        if self.events.capacity() <= 1 {
-            return Err(Abandoned::Slow);
-        }
-        self.events.try_send(GenerateEvent::Token(token)).map_err(|_| Abandoned::Gone)
+    }
+
+    /// The end, with the last token if that is still here.
+    fn send_end(&mut self, end: GenerateEvent) {
+        let delivery = Delivery { token: self.last.take(), end: Some(end) };
+        // A client that left does not hear it.
+        let _ = self.deliveries.try_send(delivery);
     }
 
     /// The scheduler ended it: by an id, or by length.
     pub fn finish(mut self, reason: FinishReason, eos_token_ids: &[u32]) {
-        let stop = match (reason, self.last_token) {
+        let stop = match (reason, self.last_id) {
             (FinishReason::Stop, Some(id)) if eos_token_ids.contains(&id) => {
                 Some(StopCause::EndOfSequence(id))
             }
@@ -185,20 +205,19 @@ impl ActiveRequest {
             completion_tokens: self.completion_tokens,
             cached_tokens: self.cached_tokens,
         };
-        let finished = Finished { reason, text: self.text, rest, stop, usage };
-        // A client that left does not hear it.
-        let _ = self.events.try_send(GenerateEvent::Finished(finished));
+        let text = std::mem::take(&mut self.text);
+        self.send_end(GenerateEvent::Finished(Finished { reason, text, rest, stop, usage }));
     }
 
-    pub fn fail(self, error: RouterError) {
+    pub fn fail(mut self, error: RouterError) {
         self.lifecycle.ended(Outcome::Failed, self.completion_tokens);
-        let _ = self.events.try_send(GenerateEvent::Failed(error));
+        self.send_end(GenerateEvent::Failed(error));
     }
 
     pub fn fail_abandoned(self, abandoned: Abandoned) {
         match abandoned {
             Abandoned::Slow => {
-                let limit = self.events.max_capacity() - 1;
+                let limit = self.deliveries.max_capacity() - 1;
                 self.fail(RouterError::SlowReader { limit });
             }
             Abandoned::Gone => self.cancelled(),

@@ -159,7 +159,7 @@ impl EngineLoop {
     }
 
     fn submit(&mut self, submission: Submission) {
-        let Submission { request, span, events, admitted } = submission;
+        let Submission { request, span, deliveries, admitted } = submission;
         let id = self.next_id;
         self.next_id += 1;
         let outcome = self.add(id, &request);
@@ -172,7 +172,7 @@ impl EngineLoop {
         if is_added {
             let lifecycle = Lifecycle::queued(span);
             let decoder = self.decoder.clone();
-            self.active.insert(id, ActiveRequest::new(request, lifecycle, decoder, events));
+            self.active.insert(id, ActiveRequest::new(request, lifecycle, decoder, deliveries));
         }
     }
 
@@ -352,19 +352,19 @@ impl EngineLoop {
             match event {
                 Event::Started { id, cached_tokens } => self.started(id, cached_tokens),
                 Event::Token { id, token } => {
-                    let stop = Event::Finished { id, reason: FinishReason::Stop };
-                    let ends = events.peek() == Some(&stop);
+                    let ends = match events.peek() {
+                        Some(Event::Finished { id: ended, reason }) if *ended == id => {
+                            Some(told(*reason))
+                        }
+                        _ => None,
+                    };
                     let known = outputs.get(&id).filter(|out| out.token == token);
                     let bare = || proto::TokenOut { sequence: id, token, ..Default::default() };
                     self.token(id, &known.cloned().unwrap_or_else(bare), ends);
                 }
                 Event::Finished { id, reason } => {
                     if let Some(request) = self.active.remove(&id) {
-                        let reason = match reason {
-                            FinishReason::Stop => api::FinishReason::Stop,
-                            FinishReason::Length => api::FinishReason::Length,
-                        };
-                        request.finish(reason, &self.settings.eos_token_ids);
+                        request.finish(told(reason), &self.settings.eos_token_ids);
                     }
                 }
                 Event::Failed { id, reason } => {
@@ -383,7 +383,7 @@ impl EngineLoop {
         }
     }
 
-    fn token(&mut self, id: SequenceId, out: &proto::TokenOut, ends: bool) {
+    fn token(&mut self, id: SequenceId, out: &proto::TokenOut, ends: Option<api::FinishReason>) {
         let Some(request) = self.active.get_mut(&id) else { return };
         match request.token(out, ends) {
             Progress::Running => {}
@@ -398,6 +398,13 @@ impl EngineLoop {
                 }
             }
         }
+    }
+}
+
+fn told(reason: FinishReason) -> api::FinishReason {
+    match reason {
+        FinishReason::Stop => api::FinishReason::Stop,
+        FinishReason::Length => api::FinishReason::Length,
     }
 }
 

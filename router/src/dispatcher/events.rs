@@ -10,12 +10,24 @@ use futures::Stream;
 use tokio::sync::mpsc;
 use trireme_scheduler::SequenceId;
 
-use crate::{api::GenerateEvent, error::RouterError};
+use crate::{
+    api::{GenerateEvent, Token},
+    error::RouterError,
+};
 
-/// Ends after exactly one `Finished` or `Failed`.
+/// What the loop hands over in one piece: a token, an end, or the last token with its end. Whoever
+/// has read the last token has the end too, without waiting and without a race.
+pub(super) struct Delivery {
+    pub token: Option<Token>,
+    pub end: Option<GenerateEvent>,
+}
+
+/// Ends after exactly one `Finished` or `Failed`, which is ready as soon as the last token is out.
 pub struct EventStream {
     id: SequenceId,
-    events: mpsc::Receiver<GenerateEvent>,
+    deliveries: mpsc::Receiver<Delivery>,
+    /// Came with the last token.
+    end: Option<GenerateEvent>,
     cancels: mpsc::UnboundedSender<SequenceId>,
     is_over: bool,
 }
@@ -23,10 +35,10 @@ pub struct EventStream {
 impl EventStream {
     pub(super) fn new(
         id: SequenceId,
-        events: mpsc::Receiver<GenerateEvent>,
+        deliveries: mpsc::Receiver<Delivery>,
         cancels: mpsc::UnboundedSender<SequenceId>,
     ) -> Self {
-        Self { id, events, cancels, is_over: false }
+        Self { id, deliveries, end: None, cancels, is_over: false }
     }
 }
 
@@ -37,13 +49,20 @@ impl Stream for EventStream {
         if self.is_over {
             return Poll::Ready(None);
         }
-        let event = match std::task::ready!(self.events.poll_recv(context)) {
-            Some(event) => event,
-            // The loop ends every request; only its own end leaves one open.
-            None => GenerateEvent::Failed(RouterError::Internal(anyhow!("the loop ended"))),
-        };
-        self.is_over = !matches!(event, GenerateEvent::Token(_));
-        Poll::Ready(Some(event))
+        if self.end.is_none() {
+            let delivery = std::task::ready!(self.deliveries.poll_recv(context));
+            if let Some(Delivery { token, end }) = delivery {
+                self.end = end;
+                if let Some(token) = token {
+                    return Poll::Ready(Some(GenerateEvent::Token(token)));
+                }
+            }
+        }
+        self.is_over = true;
+        let end = self.end.take();
+        // The loop ends every request; only its own end leaves one open.
+        let cut = || GenerateEvent::Failed(RouterError::Internal(anyhow!("the loop ended")));
+        Poll::Ready(Some(end.unwrap_or_else(cut)))
     }
 }
 

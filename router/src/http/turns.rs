@@ -77,8 +77,8 @@ impl Drop for Tally {
     }
 }
 
-/// One choice's turns. The end comes with the last token when both are there at that moment, so
-/// that a stream has as many events as tokens; nothing is held back to get there.
+/// One choice's turns. The end comes with the last token, since a generator has it there by then,
+/// so that a stream has as many events as tokens; nothing is held back to get there.
 fn turns(choice: usize, events: BoxStream<'static, GenerateEvent>) -> BoxStream<'static, Turn> {
     let state = Some(events.peekable());
     stream::unfold(state, move |state| async move {

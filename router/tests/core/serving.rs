@@ -2,7 +2,7 @@
 
 use std::{fs, path::PathBuf, time::Duration};
 
-use futures::{StreamExt, future::join_all};
+use futures::{FutureExt, StreamExt, future::join_all};
 use tokenizers::Tokenizer;
 use trireme_checkpoint::TextSources;
 use trireme_router::{
@@ -208,4 +208,24 @@ async fn requests_before_the_first_group_are_refused() {
     core.until(Readiness::is_ready).await;
     wait("an epoch", || core.shards[0].seen(|seen| seen.epochs == [1])).await;
     assert_eq!(core.front.model().max_model_len, 4096);
+}
+
+/// Else a stream would have an event more now and then, depending on who runs first.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_end_is_there_with_the_last_token() {
+    let core = Core::start(CoreSettings::default(), Some(smollm2())).await;
+    let by_id = Parameters { stop_token_ids: vec![503], ..Parameters::default() };
+    let by_text = Parameters { stop: vec![core.front.decode(vec![503]).await.unwrap()], ..Parameters::default() };
+    let by_length = Parameters { max_new_tokens: Some(3), ..Parameters::default() };
+    for parameters in [by_id, by_text, by_length] {
+        for round in 0..100 {
+            let mut events = core.generate_with(&[500], parameters.clone()).await.unwrap().events;
+            for token in 1..=3 {
+                let event = events.next().await;
+                assert!(matches!(event, Some(GenerateEvent::Token(_))), "{token}: {event:?}");
+            }
+            let end = events.next().now_or_never().flatten();
+            assert!(matches!(end, Some(GenerateEvent::Finished(_))), "{round}: {end:?}");
+        }
+    }
 }
