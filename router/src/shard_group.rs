@@ -15,7 +15,7 @@ use std::{
 };
 
 use tokio::sync::mpsc;
-use tonic::Status;
+use tonic::{Code, Status};
 use trireme_proto::shard::v1 as proto;
 
 use rank::{Rank, RankEvent};
@@ -85,9 +85,16 @@ pub enum GroupError {
 }
 
 impl GroupError {
-    /// No amount of waiting or restarting helps.
+    /// No amount of waiting or restarting helps: the shards do not fit the arguments, or say that
+    /// the arguments are wrong.
     pub fn is_fatal(&self) -> bool {
-        matches!(self, Self::Mismatch { .. } | Self::NotStarted { .. })
+        match self {
+            Self::Mismatch { .. } | Self::NotStarted { .. } => true,
+            Self::Call { call: "Configure" | "Warmup", status, .. } => {
+                status.code() == Code::InvalidArgument
+            }
+            _ => false,
+        }
     }
 }
 

@@ -119,9 +119,19 @@ async fn shards_of_another_split_end_the_start() {
     let mut core = Core::without_shards(two_ranks(), None);
     // Rank 0 is right, rank 1 says that it is rank 0.
     let right = core.new_shard(0);
-    let wrong = ShardSettings { rank: 0, tp: 2, pp: 1, num_blocks: 8 };
+    let wrong = ShardSettings { rank: 0, tp: 2, pp: 1, num_blocks: 8, most_batch_tokens: 128 };
     let wrong = FakeShard::start(&core.socket(1), wrong);
     core.shards = vec![right, wrong];
     let outcome = core.task.await.unwrap();
     assert!(matches!(outcome, Err(GroupError::Mismatch { rank: 1, .. })), "{outcome:?}");
+}
+
+/// Trying again until the start's deadline would only hide what is wrong.
+#[tokio::test(flavor = "multi_thread")]
+async fn arguments_that_a_shard_refuses_end_the_start() {
+    let mut core = Core::without_shards(CoreSettings::default(), None);
+    let small = ShardSettings { rank: 0, tp: 1, pp: 1, num_blocks: 512, most_batch_tokens: 100 };
+    core.shards.push(FakeShard::start(&core.socket(0), small));
+    let error = core.task.await.unwrap().unwrap_err().to_string();
+    assert!(error.contains("rank 0 refused Warmup") && error.contains("over 100"), "{error}");
 }

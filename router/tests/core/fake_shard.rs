@@ -34,6 +34,8 @@ pub struct ShardSettings {
     pub tp: u32,
     pub pp: u32,
     pub num_blocks: u32,
+    /// `Warmup` for more is refused.
+    pub most_batch_tokens: u32,
 }
 
 struct Known {
@@ -278,6 +280,10 @@ impl shard_server::Shard for Service {
         request: Request<proto::WarmupRequest>,
     ) -> Result<Response<proto::WarmupReply>, Status> {
         let request = request.into_inner();
+        let most = self.0.settings.most_batch_tokens;
+        if request.max_batch_tokens > most {
+            return Err(Status::invalid_argument(format!("max_batch_tokens is over {most}")));
+        }
         let room = self.0.settings.num_blocks;
         let num_blocks = match request.num_blocks {
             0 => room,

@@ -112,7 +112,7 @@ impl Core {
     /// A fresh shard at the rank's socket, as a launcher would start it.
     pub fn new_shard(&self, rank: u32) -> FakeShard {
         let CoreSettings { tp, pp, num_blocks, .. } = self.settings;
-        let settings = ShardSettings { rank, tp, pp, num_blocks };
+        let settings = ShardSettings { rank, tp, pp, num_blocks, most_batch_tokens: 4096 };
         FakeShard::start(&socket(&self.folder, rank), settings)
     }
 

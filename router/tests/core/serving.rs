@@ -215,7 +215,10 @@ async fn requests_before_the_first_group_are_refused() {
 async fn the_end_is_there_with_the_last_token() {
     let core = Core::start(CoreSettings::default(), Some(smollm2())).await;
     let by_id = Parameters { stop_token_ids: vec![503], ..Parameters::default() };
-    let by_text = Parameters { stop: vec![core.front.decode(vec![503]).await.unwrap()], ..Parameters::default() };
+    let by_text = Parameters {
+        stop: vec![core.front.decode(vec![503]).await.unwrap()],
+        ..Parameters::default()
+    };
     let by_length = Parameters { max_new_tokens: Some(3), ..Parameters::default() };
     for parameters in [by_id, by_text, by_length] {
         for round in 0..100 {
