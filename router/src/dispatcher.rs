@@ -27,8 +27,10 @@ use crate::{
     validation::ValidRequest,
 };
 use engine_loop::EngineLoop;
-use events::Delivery;
 pub use events::EventStream;
+
+/// Resets on their way to the loop; one more waits.
+const RESETS_WAITING: usize = 4;
 
 /// What the loop runs with.
 #[derive(Clone, Debug)]
@@ -48,15 +50,20 @@ pub struct DispatcherSettings {
 struct Submission {
     request: ValidRequest,
     span: Span,
-    deliveries: mpsc::Sender<Delivery>,
-    admitted: oneshot::Sender<Result<SequenceId, RouterError>>,
+    /// Places for what the client has not read yet.
+    places: usize,
+    /// The events themselves, so that a caller who leaves before reading the answer cancels too.
+    admitted: oneshot::Sender<Result<EventStream, RouterError>>,
 }
+
+/// Told when the prefix cache is empty.
+type Reset = oneshot::Sender<Result<(), RouterError>>;
 
 /// The loop's handle.
 #[derive(Clone)]
 pub struct Dispatcher {
     submissions: mpsc::Sender<Submission>,
-    cancels: mpsc::UnboundedSender<SequenceId>,
+    resets: mpsc::Sender<Reset>,
     readiness: watch::Receiver<Readiness>,
     engine: watch::Receiver<Option<GroupInfo>>,
     max_waiting: usize,
@@ -76,6 +83,7 @@ impl Dispatcher {
         let (submissions, inbox) = mpsc::channel(settings.max_waiting.max(1));
         // Not bounded by itself, but each admitted request puts in at most one id.
         let (cancels, cancelled) = mpsc::unbounded_channel();
+        let (resets, resetting) = mpsc::channel(RESETS_WAITING);
         let starting = Readiness::Starting("connecting to the shards".to_owned());
         let (readiness_sender, readiness) = watch::channel(starting);
         let (engine_sender, engine) = watch::channel(None);
@@ -83,12 +91,14 @@ impl Dispatcher {
         let ends = engine_loop::Ends {
             submissions: inbox,
             cancels: cancelled,
+            canceller: cancels,
+            resets: resetting,
             readiness: readiness_sender,
             engine: engine_sender,
             shutdown,
         };
         let task = tokio::spawn(EngineLoop::new(settings, decoder, ends).run());
-        (Self { submissions, cancels, readiness, engine, max_waiting, lag_tokens }, task)
+        (Self { submissions, resets, readiness, engine, max_waiting, lag_tokens }, task)
     }
 
     /// Puts a request into the queue. The error comes before any event: the queue is full, the
@@ -100,15 +110,20 @@ impl Dispatcher {
     ) -> Result<EventStream, RouterError> {
         // One place is kept for the event that ends the answer.
         let places = (request.max_new_tokens as usize).min(self.lag_tokens) + 1;
-        let (deliveries, receiver) = mpsc::channel(places);
         let (admitted, admission) = oneshot::channel();
-        let submission = Submission { request, span, deliveries, admitted };
+        let submission = Submission { request, span, places, admitted };
         self.submissions.try_send(submission).map_err(|error| match error {
             mpsc::error::TrySendError::Full(_) => overloaded(self.max_waiting),
             mpsc::error::TrySendError::Closed(_) => RouterError::ShuttingDown,
         })?;
-        let id = admission.await.map_err(|_| RouterError::ShuttingDown)??;
-        Ok(EventStream::new(id, receiver, self.cancels.clone()))
+        admission.await.map_err(|_| RouterError::ShuttingDown)?
+    }
+
+    /// Forgets the cached prefixes; what runs keeps its own.
+    pub async fn reset_prefix_cache(&self) -> Result<(), RouterError> {
+        let (reset, done) = oneshot::channel();
+        self.resets.send(reset).await.map_err(|_| RouterError::ShuttingDown)?;
+        done.await.map_err(|_| RouterError::ShuttingDown)?
     }
 
     pub fn readiness(&self) -> Readiness {

@@ -182,6 +182,10 @@ impl Generator for Front {
         self.dispatcher.readiness()
     }
 
+    fn reset_prefix_cache(&self) -> BoxFuture<'_, Result<(), RouterError>> {
+        self.dispatcher.reset_prefix_cache().boxed()
+    }
+
     fn tokenizer_info(&self) -> Option<serde_json::Value> {
         self.text.as_ref()?.info()
     }

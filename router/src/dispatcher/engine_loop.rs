@@ -15,7 +15,7 @@ use trireme_scheduler::{
 };
 
 use super::{
-    DispatcherSettings, Submission,
+    DispatcherSettings, EventStream, Reset, Submission,
     active::{ActiveRequest, Progress},
     lifecycle::Lifecycle,
     link::{Link, LinkEvent},
@@ -39,6 +39,9 @@ const SUBMISSIONS_A_TURN: usize = 64;
 pub struct Ends {
     pub submissions: mpsc::Receiver<Submission>,
     pub cancels: mpsc::UnboundedReceiver<SequenceId>,
+    /// The other end of `cancels`, for each answer's events.
+    pub canceller: mpsc::UnboundedSender<SequenceId>,
+    pub resets: mpsc::Receiver<Reset>,
     pub readiness: watch::Sender<Readiness>,
     pub engine: watch::Sender<Option<GroupInfo>>,
     pub shutdown: CancellationToken,
@@ -63,6 +66,7 @@ pub struct EngineLoop {
 enum Turn {
     Submit(Submission),
     Cancel(SequenceId),
+    Reset(Reset),
     Link(Result<LinkEvent, GroupError>),
     Drain,
     DrainExpired,
@@ -101,6 +105,7 @@ impl EngineLoop {
             match self.wait().await {
                 Turn::Submit(submission) => self.submit_waiting(submission),
                 Turn::Cancel(id) => self.cancel(id),
+                Turn::Reset(reset) => self.reset_prefix_cache(reset),
                 Turn::Link(Ok(LinkEvent::Up(group))) => self.serve(group),
                 Turn::Link(Ok(LinkEvent::Step(result))) => self.apply(result),
                 Turn::Link(Err(error)) if error.is_fatal() => {
@@ -131,6 +136,7 @@ impl EngineLoop {
         tokio::select! {
             Some(submission) = self.ends.submissions.recv() => Turn::Submit(submission),
             Some(id) = self.ends.cancels.recv() => Turn::Cancel(id),
+            Some(reset) = self.ends.resets.recv() => Turn::Reset(reset),
             event = self.link.next() => Turn::Link(event),
             () = self.ends.shutdown.cancelled(), if drain_until.is_none() => Turn::Drain,
             () = drain_expired => Turn::DrainExpired,
@@ -159,21 +165,32 @@ impl EngineLoop {
     }
 
     fn submit(&mut self, submission: Submission) {
-        let Submission { request, span, deliveries, admitted } = submission;
+        let Submission { request, span, places, admitted } = submission;
         let id = self.next_id;
         self.next_id += 1;
-        let outcome = self.add(id, &request);
-        let is_added = outcome.is_ok();
-        if admitted.send(outcome.map(|()| id)).is_err() && is_added {
-            // The caller left while the request was on its way.
-            self.scheduler.as_mut().map(|scheduler| scheduler.cancel(id));
+        if let Err(error) = self.add(id, &request) {
+            // A caller who left does not hear it.
+            let _ = admitted.send(Err(error));
             return;
         }
-        if is_added {
-            let lifecycle = Lifecycle::queued(span);
-            let decoder = self.decoder.clone();
-            self.active.insert(id, ActiveRequest::new(request, lifecycle, decoder, deliveries));
-        }
+        let (deliveries, unread) = mpsc::channel(places);
+        let lifecycle = Lifecycle::queued(span);
+        let decoder = self.decoder.clone();
+        self.active.insert(id, ActiveRequest::new(request, lifecycle, decoder, deliveries));
+        // Dropped unread, by a caller who left meanwhile, the stream cancels the request.
+        let _ = admitted.send(Ok(EventStream::new(id, unread, self.ends.canceller.clone())));
+    }
+
+    fn reset_prefix_cache(&mut self, reset: Reset) {
+        let outcome = match &mut self.scheduler {
+            Some(scheduler) => {
+                scheduler.reset_prefix_cache();
+                Ok(())
+            }
+            None => Err(not_started()),
+        };
+        // A caller who left does not hear it.
+        let _ = reset.send(outcome);
     }
 
     fn add(&mut self, id: SequenceId, request: &ValidRequest) -> Result<(), RouterError> {
@@ -181,7 +198,7 @@ impl EngineLoop {
             return Err(RouterError::ShuttingDown);
         }
         let Some(scheduler) = &mut self.scheduler else {
-            return Err(RouterError::NotReady("the shards have not started yet".to_owned()));
+            return Err(not_started());
         };
         let parameters = &request.parameters;
         let sequence = NewSequence {
@@ -399,6 +416,10 @@ impl EngineLoop {
             }
         }
     }
+}
+
+fn not_started() -> RouterError {
+    RouterError::NotReady("the shards have not started yet".to_owned())
 }
 
 fn told(reason: FinishReason) -> api::FinishReason {

@@ -232,3 +232,51 @@ async fn the_end_is_there_with_the_last_token() {
         }
     }
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_reset_forgets_cached_prefixes() {
+    let mut core = Core::without_shards(CoreSettings::default(), None);
+    let early = core.front.reset_prefix_cache().await;
+    assert!(matches!(early, Err(RouterError::NotReady(_))), "{early:?}");
+    let shard = core.new_shard(0);
+    core.shards.push(shard);
+    core.until(Readiness::is_ready).await;
+    let prompt: Vec<u32> = (100..200).collect();
+    let cached = async || {
+        let (_, outcome) = finish(core.generate(&prompt, 2).await.unwrap()).await;
+        outcome.unwrap().usage.cached_tokens
+    };
+    assert_eq!(cached().await, 0);
+    assert_eq!(cached().await, 96);
+    core.front.reset_prefix_cache().await.unwrap();
+    assert_eq!(cached().await, 0);
+    assert_eq!(cached().await, 96);
+}
+
+/// The queue has room for one: a request that was admitted for nobody must not keep it.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_caller_who_leaves_before_the_answer_cancels_it() {
+    let settings = CoreSettings { max_sequences: 1, max_waiting: 1, ..CoreSettings::default() };
+    let core = Core::start(settings, None).await;
+    core.shards[0].script(|script| script.hang = true);
+    let running = core.generate(&[10], 3).await.unwrap();
+    for number in 0..200 {
+        let mut asking = Box::pin(core.generate(&[100 + number], 3));
+        // When the loop admits it, nobody reads that it did.
+        let _ = (&mut asking).now_or_never();
+        tokio::task::yield_now().await;
+    }
+    let admitted = async {
+        loop {
+            match core.generate(&[500], 3).await {
+                Ok(generation) => return generation,
+                Err(RouterError::Overloaded { .. }) => tokio::task::yield_now().await,
+                Err(error) => panic!("{error}"),
+            }
+        }
+    };
+    let admitted = tokio::time::timeout(Duration::from_secs(20), admitted).await.unwrap();
+    core.shards[0].script(|script| script.hang = false);
+    assert_eq!(ids(&finish(running).await.0), [11, 12, 13]);
+    assert_eq!(ids(&finish(admitted).await.0), [501, 502, 503]);
+}
