@@ -6,13 +6,16 @@ use crate::{api::Parameters, error::RouterError};
 
 const TEMPERATURE_MOST: f32 = 100.0;
 const PENALTY_MOST: f32 = 2.0;
+/// The sampler divides by it: less than the least gives infinite logits.
+const REPETITION_PENALTY_LEAST: f32 = 0.01;
+const REPETITION_PENALTY_MOST: f32 = 100.0;
 const LOGIT_BIAS_MOST: f32 = 100.0;
 const LOGIT_BIASES_MOST: usize = 1024;
-const TOP_LOGPROBS_MOST: u32 = 20;
+pub const TOP_LOGPROBS_MOST: u32 = 20;
 const STOPS_MOST: usize = 16;
 const STOP_TOKENS_MOST: usize = 64;
 const STOP_BYTES_MOST: usize = 1024;
-const PRIORITY_MOST: i32 = 1000;
+pub const PRIORITY_MOST: i32 = 1000;
 /// No tokenizer in use packs more characters into a token on average; the guard only keeps
 /// hopeless texts away from it.
 const CHARS_PER_TOKEN_MOST: usize = 32;
@@ -57,6 +60,8 @@ pub struct ValidParameters {
     pub stop: Vec<String>,
     /// Ids that end the answer, end-of-sequence ids included unless they are ignored.
     pub stop_token_ids: Vec<u32>,
+    /// An end-of-sequence id ends the answer only as one of the client's own stop ids.
+    pub ignore_eos: bool,
     pub include_stop: bool,
     pub skip_special_tokens: bool,
     pub priority: i32,
@@ -130,6 +135,7 @@ pub fn parameters(
         max_new_tokens: given.max_new_tokens,
         min_new_tokens: given.min_new_tokens,
         stop_token_ids,
+        ignore_eos: given.ignore_eos,
         include_stop: given.include_stop,
         skip_special_tokens: given.skip_special_tokens.unwrap_or(true),
         priority: within("priority", given.priority, -PRIORITY_MOST..=PRIORITY_MOST)?,
@@ -144,16 +150,11 @@ fn sampling(given: &Parameters, limits: &Limits, seed: u64) -> Result<Sampling, 
     if !(top_p > 0.0 && top_p <= 1.0) {
         return invalid("top_p", format!("top_p must be over 0 and at most 1, not {top_p}"));
     }
-    let repetition_penalty = given.repetition_penalty.unwrap_or(1.0);
-    if !(repetition_penalty > 0.0 && repetition_penalty <= TEMPERATURE_MOST) {
-        return invalid(
-            "repetition_penalty",
-            format!(
-                "repetition_penalty must be over 0 and at most {TEMPERATURE_MOST}, \
-                 not {repetition_penalty}"
-            ),
-        );
-    }
+    let repetition_penalty = within(
+        "repetition_penalty",
+        given.repetition_penalty.unwrap_or(1.0),
+        REPETITION_PENALTY_LEAST..=REPETITION_PENALTY_MOST,
+    )?;
     at_most("logit_bias", "entries", given.logit_bias.len(), LOGIT_BIASES_MOST)?;
     for (&token, &bias) in &given.logit_bias {
         check_ids("logit_bias", &[token], limits)?;

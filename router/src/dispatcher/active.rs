@@ -173,10 +173,10 @@ impl ActiveRequest {
 
     /// The scheduler ended it: by an id, or by length.
     pub fn finish(mut self, reason: FinishReason, eos_token_ids: &[u32]) {
+        let ignores_eos = self.request.parameters.ignore_eos;
+        let is_eos = |id| !ignores_eos && eos_token_ids.contains(&id);
         let stop = match (reason, self.last_id) {
-            (FinishReason::Stop, Some(id)) if eos_token_ids.contains(&id) => {
-                Some(StopCause::EndOfSequence(id))
-            }
+            (FinishReason::Stop, Some(id)) if is_eos(id) => Some(StopCause::EndOfSequence(id)),
             (FinishReason::Stop, Some(id)) => Some(StopCause::TokenId(id)),
             _ => None,
         };

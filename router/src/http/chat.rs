@@ -166,7 +166,7 @@ fn read(fields: &mut Fields) -> Result<Job, Refusal> {
     let mut parameters = sampling::openai(fields)?;
     parameters.max_new_tokens = sampling::max_tokens(fields, 1)?;
     parameters.logprobs = fields.flag("logprobs")?;
-    parameters.top_logprobs = fields.count("top_logprobs", 0)?.unwrap_or(0);
+    parameters.top_logprobs = sampling::candidates(fields, "top_logprobs")?.unwrap_or(0);
     if parameters.top_logprobs > 0 && !parameters.logprobs {
         let message =
             format!("top_logprobs is {}, which needs logprobs to be true", parameters.top_logprobs);

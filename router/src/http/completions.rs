@@ -110,7 +110,12 @@ pub async fn create(
         return echo_alone(&app, head, &job).await;
     }
     let stream = job.stream;
-    let admitted = admit(&app.generator, requests(job, &request_id)).await?;
+    let (entries, n) = (job.prompts.len(), job.n as usize);
+    let admitted = admit(&app.generator, requests(job, &request_id)).await;
+    let admitted = admitted.map_err(|refused| match entries {
+        1 => refused.into(),
+        _ => Refusal::from(refused.error).of_entry("prompt", refused.choice / n),
+    })?;
     if stream {
         let writer = stream::Writer::new(head, &admitted.prompts);
         return Ok(sse::response(admitted, writer));
@@ -159,7 +164,7 @@ fn read(fields: &mut Fields) -> Result<Job, Refusal> {
 fn logprobs(fields: &Fields) -> Result<Option<u32>, Refusal> {
     match fields.get("logprobs") {
         Some(Value::Bool(false)) => Ok(None),
-        _ => fields.count("logprobs", 0),
+        _ => sampling::candidates(fields, "logprobs"),
     }
 }
 

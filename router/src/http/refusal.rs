@@ -34,6 +34,20 @@ impl Refusal {
         Self { param: Some(field.into()), ..refusal }
     }
 
+    /// Of a field that is a list: names the entry, where the field itself is what is wrong.
+    pub fn of_entry(mut self, field: &str, index: usize) -> Self {
+        if self.param.as_deref() == Some(field) {
+            let entry = format!("{field}[{index}]");
+            let words = self.message.strip_prefix(field);
+            self.message = match words.filter(|words| words.starts_with([' ', ':'])) {
+                Some(words) => format!("{entry}{words}"),
+                None => format!("{entry}: {}", self.message),
+            };
+            self.param = Some(entry);
+        }
+        self
+    }
+
     /// 400: a field that must be there is not.
     pub fn missing(field: &'static str) -> Self {
         let message = format!("{field}: this field is required");

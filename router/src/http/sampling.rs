@@ -9,7 +9,10 @@ use super::{
     fields::{Fields, must_be, shown},
     refusal::Refusal,
 };
-use crate::api::Parameters;
+use crate::{
+    api::Parameters,
+    validation::{PRIORITY_MOST, TOP_LOGPROBS_MOST},
+};
 
 /// Most choices of one prompt.
 const CHOICES_MAX: u32 = 128;
@@ -126,9 +129,25 @@ fn top_k(fields: &Fields) -> Result<Option<u32>, Refusal> {
 /// vLLM's order (lower runs first) into ours (higher runs first).
 fn priority(fields: &Fields) -> Result<i32, Refusal> {
     let given = fields.whole("priority")?.unwrap_or(0);
-    i32::try_from(-i128::from(given)).map_err(|_| {
-        Refusal::invalid("priority", format!("priority must fit in 32 bits, got {given}"))
-    })
+    let most = i64::from(PRIORITY_MOST);
+    match i32::try_from(given) {
+        Ok(priority) if (-most..=most).contains(&given) => Ok(-priority),
+        _ => {
+            let message = format!("priority must be from -{most} to {most}, not {given}");
+            Err(Refusal::invalid("priority", message))
+        }
+    }
+}
+
+/// How many candidates beside each token, under the route's own name for it.
+pub fn candidates(fields: &Fields, name: &'static str) -> Result<Option<u32>, Refusal> {
+    match fields.count(name, 0)? {
+        Some(given) if given > TOP_LOGPROBS_MOST => {
+            let message = format!("{name} must be from 0 to {TOP_LOGPROBS_MOST}, not {given}");
+            Err(Refusal::invalid(name, message))
+        }
+        given => Ok(given),
+    }
 }
 
 /// The keys are token ids written as strings, as JSON wants them.
@@ -225,6 +244,9 @@ mod tests {
         check(json!({"logit_bias": {"five": 1}}), |p| p.logit_bias.len(), Err("\"five\""));
         check(json!({"logit_bias": {"5": "x"}}), |p| p.logit_bias.len(), Err("logit_bias[5]"));
         check(json!({"priority": 3}), |p| p.priority, Ok(-3));
+        let message = "priority must be from -1000 to 1000, not -1001";
+        check(json!({"priority": -1001}), |p| p.priority, Err(message));
+        check(json!({"priority": i64::MIN}), |p| p.priority, Err("-9223372036854775808"));
         check(json!({"min_tokens": -1}), |p| p.min_new_tokens, Err("min_tokens must be"));
         check(json!({"best_of": 1, "guided_json": null}), |p| p.top_k, Ok(None));
         check(json!({"best_of": 2}), |p| p.top_k, Err("best_of"));

@@ -12,6 +12,7 @@ use super::{
     fields::Fields,
     logprobs::writable,
     refusal::Refusal,
+    sampling::candidates,
     turns::{Admitted, Answer, admit, collect},
 };
 use crate::{
@@ -136,7 +137,7 @@ async fn admitted(app: &App, request_id: &RequestId, job: Job) -> Result<Admitte
         prompt: Prompt::Text(job.inputs),
         parameters: job.parameters,
     };
-    admit(&app.generator, vec![request]).await
+    Ok(admit(&app.generator, vec![request]).await?)
 }
 
 fn read(fields: &mut Fields) -> Result<Job, Refusal> {
@@ -179,7 +180,7 @@ fn parameters(given: &Fields) -> Result<Parameters, Refusal> {
         stop,
         // TGI tells every token's logprob, asked or not.
         logprobs: true,
-        top_logprobs: given.count("top_n_tokens", 0)?.unwrap_or(0),
+        top_logprobs: candidates(given, "top_n_tokens")?.unwrap_or(0),
         truncate: given.count("truncate", 1)?,
         ..Parameters::default()
     })

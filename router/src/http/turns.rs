@@ -4,7 +4,7 @@ use std::{pin::Pin, sync::Arc};
 
 use anyhow::anyhow;
 use futures::{
-    FutureExt, StreamExt,
+    FutureExt, StreamExt, TryFutureExt,
     future::try_join_all,
     stream::{self, BoxStream, SelectAll},
 };
@@ -33,13 +33,27 @@ pub struct Turn {
     pub end: Option<Result<Finished, RouterError>>,
 }
 
+/// Why a request was not admitted, and which of its choices was refused.
+pub struct Refused {
+    pub choice: usize,
+    pub error: RouterError,
+}
+
+impl From<Refused> for Refusal {
+    fn from(refused: Refused) -> Self {
+        refused.error.into()
+    }
+}
+
 /// Admits all or none: when one is refused, those admitted before are cancelled.
 pub async fn admit(
     generator: &Arc<dyn Generator>,
     requests: Vec<GenerateRequest>,
-) -> Result<Admitted, Refusal> {
-    let generations =
-        try_join_all(requests.into_iter().map(|request| generator.generate(request))).await?;
+) -> Result<Admitted, Refused> {
+    let generations = requests.into_iter().enumerate().map(|(choice, request)| {
+        generator.generate(request).map_err(move |error| Refused { choice, error })
+    });
+    let generations = try_join_all(generations).await?;
     let (mut prompts, mut seeds) = (Vec::new(), Vec::new());
     let mut merged = SelectAll::new();
     for (choice, generation) in generations.into_iter().enumerate() {

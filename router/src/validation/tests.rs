@@ -35,8 +35,11 @@ fn bounds_of_sampling() {
     check(|p| p.top_k = Some(1000), Ok("50"), "top_k");
     check(|p| p.min_p = Some(1.0), Ok("1.0"), "min_p");
     check(|p| p.min_p = Some(-0.5), Err("min_p must be from 0 to 1, not -0.5"), "");
-    let message = "repetition_penalty must be over 0 and at most 100, not 0";
+    check(|p| p.repetition_penalty = Some(0.01), Ok("0.01"), "repetition_penalty");
+    let message = "repetition_penalty must be from 0.01 to 100, not 0";
     check(|p| p.repetition_penalty = Some(0.0), Err(message), "");
+    let message = "repetition_penalty must be from 0.01 to 100, not 0.001";
+    check(|p| p.repetition_penalty = Some(1e-3), Err(message), "");
     let message = "frequency_penalty must be from -2 to 2, not 2.5";
     check(|p| p.frequency_penalty = Some(2.5), Err(message), "");
     let message = "presence_penalty must be from -2 to 2, not -3";

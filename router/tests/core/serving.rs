@@ -106,6 +106,10 @@ async fn the_end_of_sequence_ends_an_answer_unless_ignored() {
         assert_eq!(tokens[0].id, 2, "the ending token is reported");
         assert_eq!(outcome.unwrap().stop.is_some(), count == 1);
     }
+    // As a stop id of the client's own, it is told as such.
+    let own = Parameters { ignore_eos: true, stop_token_ids: vec![2], ..Parameters::default() };
+    let (_, outcome) = finish(core.generate_with(&[1], own).await.unwrap()).await;
+    assert_eq!(outcome.unwrap().stop, Some(StopCause::TokenId(2)));
 }
 
 #[tokio::test(flavor = "multi_thread")]

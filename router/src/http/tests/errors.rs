@@ -79,6 +79,8 @@ async fn wrong_fields_are_named_with_their_limit_and_value() {
         ("n", json!(1000), "n must be at most 128, got 1000"),
         ("stream_options", json!(true), "stream_options must be an object, got true"),
         ("logprobs", json!("all"), "logprobs must be"),
+        ("logprobs", json!(21), "logprobs must be from 0 to 20, not 21"),
+        ("prompt", json!("empty"), "prompt must have at least 1 token, not 0"),
         ("echo", json!("yes"), "echo must be true or false, got \"yes\""),
         ("prompt", json!([]), "prompt must not be an empty list"),
         ("prompt", json!({}), "prompt must be a string"),
@@ -92,6 +94,9 @@ async fn wrong_fields_are_named_with_their_limit_and_value() {
     check(&server, CHAT, json!({"messages": []}), invalid("messages", "empty list")).await;
     let chat = json!({"messages": [{"role": "user", "content": "a"}], "top_logprobs": 2});
     check(&server, CHAT, chat, invalid("top_logprobs", "needs logprobs")).await;
+    let empty = json!({"prompt": ["a", "b", "empty"], "n": 2});
+    let words = "prompt[2] must have at least 1 token, not 0";
+    check(&server, COMPLETIONS, empty, invalid("prompt[2]", words)).await;
     let many = json!({"prompt": vec!["a"; 300], "n": 2});
     check(
         &server,
@@ -201,6 +206,7 @@ async fn tgi_routes_speak_tgis_errors() {
         (with("max_new_tokens", json!(0)), 422, "validation", "max_new_tokens"),
         (with("grammar", json!({"type": "json"})), 422, "validation", "grammar"),
         (with("best_of", json!(3)), 422, "validation", "best_of"),
+        (with("top_n_tokens", json!(21)), 422, "validation", "top_n_tokens must be from 0 to 20"),
         (json!({"inputs": "full"}), 429, "overloaded", "8 requests"),
         (json!({"inputs": "not ready"}), 503, "healthcheck", "loading"),
         (json!({"inputs": "lost"}), 503, "shard_lost", "lost"),

@@ -182,6 +182,10 @@ impl Generator for Fake {
                 field: "max_new_tokens",
                 message: "max_tokens must be at most 9, got 10".into(),
             }),
+            "empty" => Some(RouterError::Invalid {
+                field: "prompt",
+                message: "prompt must have at least 1 token, not 0".into(),
+            }),
             "broken" => Some(RouterError::Internal(anyhow::anyhow!("the secret cause"))),
             "panic" => panic!("as the test asked"),
             _ => None,
