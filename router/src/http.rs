@@ -43,7 +43,7 @@ pub struct HttpConfig {
     pub body_limit_bytes: usize,
     /// Requests whose response has not ended; one more is refused with 429.
     pub max_concurrent_requests: usize,
-    /// Choices of one request: prompts times `n`.
+    /// Choices of one request: prompts times `n`. No more than may wait in the queue.
     pub max_choices: usize,
 }
 
@@ -93,11 +93,14 @@ impl App {
         Err(RouterError::ModelNotFound { given, served }.into())
     }
 
-    fn check_choices(&self, field: &'static str, choices: usize) -> Result<(), Refusal> {
+    /// Refuses more answers than can wait at once, which could never be admitted together.
+    fn check_choices(&self, prompts: usize, n: u32) -> Result<(), Refusal> {
         let limit = self.config.max_choices;
+        let choices = prompts.saturating_mul(n as usize);
         if choices <= limit {
             return Ok(());
         }
+        let field = if prompts > 1 { "prompt" } else { "n" };
         let message =
             format!("{field} asks for {choices} answers, one request may ask for {limit}");
         Err(Refusal::invalid(field, message))

@@ -177,10 +177,13 @@ async fn serve(
 }
 
 fn http_config(config: &Config) -> HttpConfig {
+    let defaults = HttpConfig::default();
     HttpConfig {
+        // All choices of a request are queued together.
+        max_choices: defaults.max_choices.min(config.max_waiting),
         api_key: config.api_key.as_ref().map(ApiKey::reveal),
         body_limit_bytes: config.max_body_bytes,
-        ..HttpConfig::default()
+        ..defaults
     }
 }
 

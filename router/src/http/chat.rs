@@ -117,7 +117,7 @@ pub async fn create(
 ) -> Result<Response, Refusal> {
     app.check_model(&fields)?;
     let job = read(&mut fields)?;
-    app.check_choices("n", job.n as usize)?;
+    app.check_choices(1, job.n)?;
     let head = Head {
         id: format!("chatcmpl-{}", request_id.as_str()),
         created: app.now_s(),

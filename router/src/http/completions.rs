@@ -104,7 +104,7 @@ pub async fn create(
 ) -> Result<Response, Refusal> {
     app.check_model(&fields)?;
     let job = read(&mut fields)?;
-    app.check_choices("prompt", job.prompts.len() * job.n as usize)?;
+    app.check_choices(job.prompts.len(), job.n)?;
     let head = head(&app, &request_id, &job).await?;
     if job.parameters.max_new_tokens == Some(0) {
         return echo_alone(&app, head, &job).await;

@@ -108,6 +108,22 @@ async fn wrong_fields_are_named_with_their_limit_and_value() {
 }
 
 #[tokio::test]
+async fn more_answers_than_can_wait_are_refused_as_wrong() {
+    let config = HttpConfig { max_choices: 3, ..HttpConfig::default() };
+    let server = Server::with(config).await;
+    let refused = |field, words| (400, "invalid_value", Some(field), words);
+    let words = "n asks for 6 answers, one request may ask for 3";
+    check(&server, COMPLETIONS, json!({"prompt": "hi", "n": 6}), refused("n", words)).await;
+    let chat = json!({"messages": [{"role": "user", "content": "a"}], "n": 6});
+    check(&server, CHAT, chat, refused("n", words)).await;
+    let words = "prompt asks for 4 answers, one request may ask for 3";
+    let several = json!({"prompt": ["a", "b"], "n": 2});
+    check(&server, COMPLETIONS, several, refused("prompt", words)).await;
+    let most = json!({"prompt": "hi", "n": 3});
+    assert_eq!(server.post(COMPLETIONS, &most).await.status, 200);
+}
+
+#[tokio::test]
 async fn known_fields_that_are_not_built_are_refused_not_ignored() {
     let server = Server::start().await;
     for (path, field, value) in [
