@@ -16,7 +16,6 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 use tracing::Span;
-use trireme_scheduler::SequenceId;
 
 use crate::{
     api::Readiness,

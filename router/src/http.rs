@@ -3,7 +3,10 @@
 //! Every request is read, checked and admitted before the head of its response is written, so a
 //! stream's status is true. A client that leaves drops the response, and with it the generation.
 
-use std::{sync::Arc, time::SystemTime};
+use std::{
+    sync::Arc,
+    time::{Duration, SystemTime},
+};
 
 use axum::{
     Router,
@@ -22,6 +25,7 @@ mod chat;
 mod completions;
 mod ending;
 mod fields;
+mod first_bytes;
 mod logprobs;
 mod prompts;
 pub mod refusal;
@@ -45,6 +49,8 @@ pub struct HttpConfig {
     pub max_concurrent_requests: usize,
     /// Choices of one request: prompts times `n`. No more than may wait in the queue.
     pub max_choices: usize,
+    /// A new connection that says nothing is closed.
+    pub first_bytes_limit: Duration,
 }
 
 impl Default for HttpConfig {
@@ -54,6 +60,7 @@ impl Default for HttpConfig {
             body_limit_bytes: 2 << 20,
             max_concurrent_requests: 4096,
             max_choices: 512,
+            first_bytes_limit: Duration::from_secs(30),
         }
     }
 }

@@ -13,11 +13,13 @@ use hyper_util::{
 use tokio::net::{TcpListener, TcpStream};
 use tower::ServiceExt as _;
 
-use super::{App, routes};
+use super::{App, first_bytes::FirstBytes, routes};
 
 /// Longest wait for the head of a request, on a new connection and between two requests. Longer
 /// than what clients keep an idle connection for, so that it is the client who closes.
 const HEAD_TIMEOUT: Duration = Duration::from_secs(120);
+/// Pings on HTTP/2, where no head has a limit: a peer that is gone is noticed.
+const PING_INTERVAL: Duration = Duration::from_secs(60);
 /// Pause when the process has no file descriptor left for a connection.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 
@@ -34,6 +36,7 @@ pub async fn serve(
     let address = listener.local_addr().context("read the HTTP listener's address")?;
     tracing::info!(%address, "HTTP is served");
     let exposition = app.exposition.clone();
+    let first_bytes_limit = app.config.first_bytes_limit;
     let routes = routes(app);
     let graceful = GracefulShutdown::new();
     let mut connections = tokio::task::JoinSet::new();
@@ -48,7 +51,8 @@ pub async fn serve(
         tokio::select! {
             accepted = listener.accept() => match accepted {
                 Ok((stream, _peer)) => {
-                    connections.spawn(connection(stream, routes.clone(), graceful.watcher()));
+                    let (routes, watcher) = (routes.clone(), graceful.watcher());
+                    connections.spawn(connection(stream, first_bytes_limit, routes, watcher));
                 }
                 Err(error) => {
                     tracing::warn!(%error, "a connection could not be accepted");
@@ -72,6 +76,7 @@ pub async fn serve(
 
 async fn connection(
     stream: TcpStream,
+    first_bytes_limit: Duration,
     routes: axum::Router,
     watcher: hyper_util::server::graceful::Watcher,
 ) {
@@ -84,8 +89,9 @@ async fn connection(
     );
     let mut builder = auto::Builder::new(TokioExecutor::new());
     builder.http1().timer(TokioTimer::new()).header_read_timeout(HEAD_TIMEOUT);
-    builder.http2().timer(TokioTimer::new());
-    let serving = builder.serve_connection(TokioIo::new(stream), service);
+    builder.http2().timer(TokioTimer::new()).keep_alive_interval(PING_INTERVAL);
+    let stream = TokioIo::new(FirstBytes::within(first_bytes_limit, stream));
+    let serving = builder.serve_connection(stream, service);
     // A client that leaves in the middle is no event of ours.
     if let Err(error) = watcher.watch(serving.into_owned()).await {
         tracing::debug!(%error, "a connection ended early");

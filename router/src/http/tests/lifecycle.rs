@@ -62,6 +62,25 @@ async fn a_refused_prompt_cancels_those_admitted_before_it() {
     wait_for_drops(&server, 1).await;
 }
 
+/// A connection that says nothing, or no more than the beginning of what HTTP/2 begins with.
+#[tokio::test]
+async fn silent_connections_are_closed() {
+    let first_bytes_limit = std::time::Duration::from_millis(20);
+    let server = Server::with(HttpConfig { first_bytes_limit, ..HttpConfig::default() }).await;
+    for beginning in ["", "P", "PRI * HTTP/2.0"] {
+        let mut stream = TcpStream::connect(server.address).await.unwrap();
+        stream.write_all(beginning.as_bytes()).await.unwrap();
+        let closed = tokio::time::timeout(PATIENCE, stream.read(&mut [0])).await;
+        assert!(matches!(closed, Ok(Ok(0) | Err(_))), "{beginning:?}: {closed:?}");
+    }
+    // One that spoke in time may be silent while it waits for its answer.
+    let body = r#"{"prompt": "hang", "stream": true}"#;
+    let mut speaking = open(&server, "/v1/completions", body).await;
+    speaking.read_exact(&mut [0; 12]).await.unwrap();
+    tokio::time::sleep(first_bytes_limit * 3).await;
+    assert_eq!(server.fake.dropped.0.available_permits(), 0, "it runs on");
+}
+
 #[tokio::test]
 async fn events_leave_at_once() {
     let server = Server::start().await;
