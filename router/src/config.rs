@@ -101,9 +101,10 @@ pub struct Args {
     /// Names this server among others of the host; by default its process id.
     #[arg(long, value_name = "NAME")]
     pub instance: Option<String>,
-    /// Most bytes of a request body.
-    #[arg(long, env = "TRIREME_MAX_BODY_BYTES", default_value_t = 16 << 20, value_name = "BYTES")]
-    pub max_body_bytes: usize,
+    /// Most bytes of a request body; 2 MiB, or 16 bytes for each token of --max-model-len when that
+    /// is more.
+    #[arg(long, env = "TRIREME_MAX_BODY_BYTES", value_name = "BYTES")]
+    pub max_body_bytes: Option<usize>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
@@ -178,7 +179,7 @@ pub struct Config {
     pub api_key: Option<ApiKey>,
     /// The template's text.
     pub chat_template: Option<String>,
-    pub max_body_bytes: usize,
+    pub max_body_bytes: Option<usize>,
 }
 
 impl Args {
@@ -200,7 +201,7 @@ impl Args {
             ("--max-waiting", self.max_waiting),
             ("--steps-in-flight", self.steps_in_flight.unwrap_or(1)),
             ("--step-deadline-ms", self.step_deadline_ms as usize),
-            ("--max-body-bytes", self.max_body_bytes),
+            ("--max-body-bytes", self.max_body_bytes.unwrap_or(1)),
         ];
         for (name, value) in at_least_1 {
             ensure!(value > 0, "{name} must be at least 1, not 0");

@@ -14,6 +14,9 @@ use crate::{
     validation::{self, Limits, ValidRequest},
 };
 
+/// Stands for the model's length until the shards have told it.
+const MODEL_LEN_UNKNOWN: u32 = 2048;
+
 /// What is known of the served model before the shards are up.
 #[derive(Clone, Debug)]
 pub struct FrontSettings {
@@ -147,7 +150,18 @@ impl Generator for Front {
     }
 
     fn decode(&self, ids: Vec<u32>) -> BoxFuture<'_, Result<String, RouterError>> {
-        async move { self.text("tokens")?.decode(ids).await }.boxed()
+        async move {
+            let text = self.text("tokens")?;
+            // Before the shards are up, their figures are not known.
+            let engine = self.dispatcher.engine();
+            let (max_model_len, vocab_size) = match &engine {
+                Some(engine) => (engine.max_model_len, engine.vocab_size),
+                None => (MODEL_LEN_UNKNOWN, text.vocab_size()),
+            };
+            validation::check_decode(&ids, max_model_len, vocab_size)?;
+            text.decode(ids).await
+        }
+        .boxed()
     }
 
     fn render(

@@ -44,7 +44,8 @@ mod tests;
 pub struct HttpConfig {
     /// `Authorization: Bearer` must hold it, on all routes but `/live`, `/ready` and `/health`.
     pub api_key: Option<String>,
-    pub body_limit_bytes: usize,
+    /// `None`: enough for any prompt, see [`App::body_limit_bytes`].
+    pub body_limit_bytes: Option<usize>,
     /// Requests whose response has not ended; one more is refused with 429.
     pub max_concurrent_requests: usize,
     /// Choices of one request: prompts times `n`. No more than may wait in the queue.
@@ -57,13 +58,18 @@ impl Default for HttpConfig {
     fn default() -> Self {
         Self {
             api_key: None,
-            body_limit_bytes: 2 << 20,
+            body_limit_bytes: None,
             max_concurrent_requests: 4096,
             max_choices: 512,
             first_bytes_limit: Duration::from_secs(30),
         }
     }
 }
+
+/// Least limit of a body that is not given.
+const BODY_BYTES_LEAST: usize = 2 << 20;
+/// An id of a prompt takes up to ten digits, a comma and a blank; the rest is for other fields.
+const BODY_BYTES_PER_TOKEN: usize = 16;
 
 /// What handlers share. Cheap to clone.
 #[derive(Clone)]
@@ -81,6 +87,14 @@ impl App {
         exposition: Option<Exposition>,
     ) -> Self {
         Self { generator, config: Arc::new(config), exposition }
+    }
+
+    /// As configured; else 2 MiB, or more where a prompt of the model's length in ids needs it.
+    fn body_limit_bytes(&self) -> usize {
+        self.config.body_limit_bytes.unwrap_or_else(|| {
+            let tokens = self.generator.model().max_model_len as usize;
+            tokens.saturating_mul(BODY_BYTES_PER_TOKEN).max(BODY_BYTES_LEAST)
+        })
     }
 
     /// Refuses a request for another model. An absent name is taken.

@@ -52,6 +52,11 @@ impl TextPipeline {
         &self.text.decoder
     }
 
+    /// Ids from 0 that the tokenizer may know.
+    pub fn vocab_size(&self) -> u32 {
+        self.text.decoder.vocabulary.size()
+    }
+
     /// The special tokens and the default chat template, in the keys of `tokenizer_config.json`;
     /// `None` for a model that names no `eos_token`.
     pub fn info(&self) -> Option<serde_json::Value> {

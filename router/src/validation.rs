@@ -16,6 +16,8 @@ const STOPS_MOST: usize = 16;
 const STOP_TOKENS_MOST: usize = 64;
 const STOP_BYTES_MOST: usize = 1024;
 pub const PRIORITY_MOST: i32 = 1000;
+/// Ids that may be decoded at once, for each token of the model's length.
+const DECODED_IDS_PER_TOKEN: usize = 4;
 /// No tokenizer in use packs more characters into a token on average; the guard only keeps
 /// hopeless texts away from it.
 const CHARS_PER_TOKEN_MOST: usize = 32;
@@ -123,7 +125,7 @@ pub fn parameters(
     }
     check_stops(&given.stop)?;
     at_most("stop_token_ids", "ids", given.stop_token_ids.len(), STOP_TOKENS_MOST)?;
-    check_ids("stop_token_ids", &given.stop_token_ids, limits)?;
+    check_ids("stop_token_ids", &given.stop_token_ids, limits.vocab_size)?;
 
     let mut stop_token_ids = given.stop_token_ids.clone();
     if !given.ignore_eos {
@@ -157,7 +159,7 @@ fn sampling(given: &Parameters, limits: &Limits, seed: u64) -> Result<Sampling, 
     )?;
     at_most("logit_bias", "entries", given.logit_bias.len(), LOGIT_BIASES_MOST)?;
     for (&token, &bias) in &given.logit_bias {
-        check_ids("logit_bias", &[token], limits)?;
+        check_ids("logit_bias", &[token], limits.vocab_size)?;
         within("logit_bias", bias, -LOGIT_BIAS_MOST..=LOGIT_BIAS_MOST)?;
     }
     let penalty = |field, value: Option<f32>| {
@@ -196,14 +198,20 @@ fn check_stops(stops: &[String]) -> Result<(), RouterError> {
 }
 
 /// Every id is in the vocabulary.
-pub fn check_ids(field: &'static str, ids: &[u32], limits: &Limits) -> Result<(), RouterError> {
-    let vocab = limits.vocab_size;
+pub fn check_ids(field: &'static str, ids: &[u32], vocab: u32) -> Result<(), RouterError> {
     match ids.iter().find(|id| **id >= vocab) {
         None => Ok(()),
         Some(id) => {
             invalid(field, format!("{field} holds id {id}; the vocabulary has {vocab} ids"))
         }
     }
+}
+
+/// Ids to be turned into text, which need not be a prompt: they may be longer than one, by a factor.
+pub fn check_decode(ids: &[u32], max_model_len: u32, vocab: u32) -> Result<(), RouterError> {
+    let most = max_model_len as usize * DECODED_IDS_PER_TOKEN;
+    at_most("tokens", "ids", ids.len(), most)?;
+    check_ids("tokens", ids, vocab)
 }
 
 /// Keeps texts that can never fit away from the tokenizer, whose time grows with them.
@@ -242,7 +250,7 @@ pub fn fit(
     if given == 0 {
         return invalid("prompt", "prompt must have at least 1 token, not 0".to_owned());
     }
-    check_ids("prompt", &prompt_ids, limits)?;
+    check_ids("prompt", &prompt_ids, limits.vocab_size)?;
     let most = limits.max_model_len;
     let room = (most as usize).saturating_sub(given) as u32;
     if room == 0 {

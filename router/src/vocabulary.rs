@@ -48,6 +48,11 @@ impl Vocabulary {
         Self { entries, byte_level }
     }
 
+    /// One more than the highest id.
+    pub fn size(&self) -> u32 {
+        self.entries.len() as u32
+    }
+
     pub fn get(&self, id: u32) -> Option<&Entry> {
         self.entries.get(id as usize)
     }

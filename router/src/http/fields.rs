@@ -10,6 +10,9 @@ use http_body_util::{BodyExt, LengthLimitError, Limited};
 use serde_json::{Map, Number, Value};
 
 use super::{App, refusal::Refusal};
+use object::Object;
+
+mod object;
 
 /// Longest wait for a whole body.
 const BODY_TIMEOUT_S: u64 = 60;
@@ -17,6 +20,8 @@ const BODY_TIMEOUT_S: u64 = 60;
 /// gets to read why.
 const DISCARD_BYTES_MAX: usize = 128 << 20;
 const DISCARD_TIMEOUT_S: u64 = 20;
+/// A larger body is parsed beside the async workers, which others wait for.
+const PARSED_INLINE_BYTES: usize = 64 << 10;
 /// How much of a wrong value an error shows.
 const SHOWN_CHARS: usize = 60;
 
@@ -30,8 +35,12 @@ impl FromRequest<App> for Fields {
     async fn from_request(request: Request, app: &App) -> Result<Self, Refusal> {
         let (parts, body) = request.into_parts();
         require_json(&parts.headers)?;
-        let bytes = read(&parts.headers, body, app.config.body_limit_bytes).await?;
-        Self::parse(&bytes)
+        let bytes = read(&parts.headers, body, app.body_limit_bytes()).await?;
+        if bytes.len() <= PARSED_INLINE_BYTES {
+            return Self::parse(&bytes);
+        }
+        let parsing = tokio::task::spawn_blocking(move || Self::parse(&bytes));
+        parsing.await.map_err(|_| Refusal::panicked())?
     }
 }
 
@@ -45,15 +54,13 @@ impl Fields {
                 error.valid_up_to()
             ))
         })?;
-        let value: Value = serde_json::from_str(text)
-            .map_err(|error| Refusal::malformed(format!("the body is not valid JSON: {error}")))?;
-        match value {
-            Value::Object(map) => Ok(Self(map)),
-            other => Err(Refusal::malformed(format!(
-                "the body must be a JSON object, this one is {}",
-                shown(&other)
-            ))),
+        let invalid = |error| Refusal::malformed(format!("the body is not valid JSON: {error}"));
+        if text.trim_start().starts_with('{') {
+            return Ok(Self(serde_json::from_str::<Object>(text).map_err(invalid)?.0));
         }
+        let other: Value = serde_json::from_str(text).map_err(invalid)?;
+        let shown = shown(&other);
+        Err(Refusal::malformed(format!("the body must be a JSON object, this one is {shown}")))
     }
 
     /// An object nested in another, such as `stream_options`.
@@ -67,11 +74,15 @@ impl Fields {
 
     /// The field as it is, `None` when absent or null.
     pub fn get(&self, name: &str) -> Option<&Value> {
+        #[cfg(test)]
+        assert!(object::is_known(name), "{name} would be skipped in a body");
         self.0.get(name).filter(|value| !value.is_null())
     }
 
     /// As [`Self::get`], without a copy.
     pub fn take(&mut self, name: &str) -> Option<Value> {
+        #[cfg(test)]
+        assert!(object::is_known(name), "{name} would be skipped in a body");
         self.0.get_mut(name).map(Value::take).filter(|value| !value.is_null())
     }
 

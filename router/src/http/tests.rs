@@ -77,7 +77,16 @@ impl Server {
     }
 
     async fn with(config: HttpConfig) -> Self {
-        let fake = Arc::new(Fake::default());
+        Self::over(Fake::default(), config).await
+    }
+
+    async fn with_model_len(max_model_len: u32) -> Self {
+        let fake = Fake { max_model_len: Some(max_model_len), ..Fake::default() };
+        Self::over(fake, HttpConfig::default()).await
+    }
+
+    async fn over(fake: Fake, config: HttpConfig) -> Self {
+        let fake = Arc::new(fake);
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let (stop, stopped) = oneshot::channel::<()>();

@@ -114,6 +114,15 @@ fn fits_the_answer_into_the_room_left() {
 }
 
 #[test]
+fn ids_to_decode_are_bounded_and_known() {
+    assert_eq!(check_decode(&[49; 400], 100, 50).map_err(|error| error.to_string()), Ok(()));
+    let error = check_decode(&[1; 401], 100, 50).unwrap_err().to_string();
+    assert_eq!(error, "tokens holds at most 400 ids, not 401");
+    let error = check_decode(&[1, 50], 100, 50).unwrap_err().to_string();
+    assert_eq!(error, "tokens holds id 50; the vocabulary has 50 ids");
+}
+
+#[test]
 fn text_guard_counts_characters_not_bytes() {
     assert!(check_text(&"é".repeat(3200), &limits()).is_ok());
     let error = check_text(&"é".repeat(3201), &limits()).unwrap_err().to_string();

@@ -265,7 +265,8 @@ async fn a_caller_who_leaves_before_the_answer_cancels_it() {
     core.shards[0].script(|script| script.hang = true);
     let running = core.generate(&[10], 3).await.unwrap();
     for number in 0..200 {
-        let mut asking = Box::pin(core.generate(&[100 + number], 3));
+        let prompt = [100 + number];
+        let mut asking = Box::pin(core.generate(&prompt, 3));
         // When the loop admits it, nobody reads that it did.
         let _ = (&mut asking).now_or_never();
         tokio::task::yield_now().await;

@@ -205,7 +205,16 @@ async fn huge_bodies_are_refused_and_their_senders_told() {
     let answer = server.post_bytes(COMPLETIONS, vec![b' '; 50 << 20]).await;
     let words = "2097152 bytes, this one has 52428800 bytes";
     check_answer("announced", &answer, (413, "body_too_large", None, words));
-    let small = Server::with(HttpConfig { body_limit_bytes: 30, ..HttpConfig::default() }).await;
+    // The limit of a long context is what its ids take.
+    let long = Server::with_model_len(200_000).await;
+    let ids =
+        json!({"prompt": vec![199_999; 199_000], "max_tokens": 3, "user": "x".repeat(1 << 20)});
+    assert!(ids.to_string().len() > 2 << 20);
+    assert_eq!(long.post(COMPLETIONS, &ids).await.status, 200);
+    let answer = long.post_bytes(COMPLETIONS, vec![b' '; 3_200_001]).await;
+    check_answer("long", &answer, (413, "body_too_large", None, "3200000 bytes"));
+    let small =
+        Server::with(HttpConfig { body_limit_bytes: Some(30), ..HttpConfig::default() }).await;
     let fits = br#"{"prompt": "123456789012345"} "#;
     assert_eq!(fits.len(), 30);
     assert_eq!(small.post_bytes(COMPLETIONS, fits.to_vec()).await.status, 200);

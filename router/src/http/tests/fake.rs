@@ -34,6 +34,8 @@ pub struct Fake {
     /// Every request, as it came.
     pub requests: Mutex<Vec<GenerateRequest>>,
     pub readiness: Mutex<Option<Readiness>>,
+    /// 2048 by default.
+    pub max_model_len: Option<u32>,
     /// Told when a generation that hangs began to be polled.
     pub hanging: Notify,
     /// One permit for each generation that was dropped before its end.
@@ -221,7 +223,7 @@ impl Generator for Fake {
             tp: 2,
             pp: 1,
             dtype: "f32".into(),
-            max_model_len: 2048,
+            max_model_len: self.max_model_len.unwrap_or(2048),
             max_sequences: 64,
             max_batch_tokens: 512,
             kv_blocks: 1000,
