@@ -10,7 +10,7 @@ use crate::{
     dispatcher::Dispatcher,
     error::RouterError,
     shard_group::{BLOCK_TOKENS, GroupInfo},
-    tokenizer::TextPipeline,
+    tokenizer::{TOKEN_CHARS_LEAST, TextPipeline},
     validation::{self, Limits, ValidRequest},
 };
 
@@ -59,6 +59,15 @@ impl Front {
         self.dispatcher.engine().ok_or_else(starting)
     }
 
+    fn limits(&self, max_model_len: u32, vocab_size: u32) -> Limits {
+        Limits {
+            max_model_len,
+            vocab_size,
+            token_chars: self.text.as_ref().map_or(TOKEN_CHARS_LEAST, TextPipeline::token_chars),
+            eos_token_ids: self.settings.eos_token_ids.clone(),
+        }
+    }
+
     fn text(&self, field: &'static str) -> Result<&TextPipeline, RouterError> {
         self.text.as_ref().ok_or_else(|| RouterError::Unsupported {
             field,
@@ -68,20 +77,18 @@ impl Front {
 
     async fn admit(&self, request: GenerateRequest) -> Result<Generation, RouterError> {
         let engine = self.engine()?;
-        let limits = Limits {
-            max_model_len: engine.max_model_len,
-            vocab_size: engine.vocab_size,
-            eos_token_ids: self.settings.eos_token_ids.clone(),
-        };
+        let limits = self.limits(engine.max_model_len, engine.vocab_size);
+        let GenerateRequest { request_id, prompt, parameters } = request;
+        let add_special_tokens = parameters.add_special_tokens;
         let valid = tracing::info_span!("validate").in_scope(|| {
-            if let Prompt::Text(text) = &request.prompt {
-                validation::check_text(text, &limits)?;
+            if let Prompt::Text(text) = &prompt {
+                validation::check_text(text, parameters.truncate.is_some(), &limits)?;
             }
-            validation::parameters(request.parameters.clone(), &limits, made_up_seed())
+            validation::parameters(parameters, &limits, made_up_seed())
         })?;
-        let ids = self.ids_of(request.prompt, request.parameters.add_special_tokens, &limits);
+        let ids = self.ids_of(prompt, add_special_tokens, valid.truncate.is_some(), &limits);
         let ids = ids.instrument(tracing::info_span!("tokenize")).await?;
-        let request = validation::fit(request.request_id, ids, valid, &limits)?;
+        let request = validation::fit(request_id, ids, valid, &limits)?;
         self.submit(request).await
     }
 
@@ -101,6 +108,7 @@ impl Front {
         &self,
         prompt: Prompt,
         add_special_tokens: Option<bool>,
+        truncates: bool,
         limits: &Limits,
     ) -> Result<Vec<u32>, RouterError> {
         let conversation = match prompt {
@@ -112,7 +120,7 @@ impl Front {
             Prompt::Messages(messages) => Conversation::to_answer(messages),
         };
         let rendered = self.text("messages")?.render(conversation).await?;
-        validation::check_text(rendered.text(), limits)?;
+        validation::check_text(rendered.text(), truncates, limits)?;
         self.text("messages")?.encode_rendered(rendered).await
     }
 }
@@ -139,10 +147,9 @@ impl Generator for Front {
         add_special_tokens: bool,
     ) -> BoxFuture<'_, Result<Vec<u32>, RouterError>> {
         async move {
-            let most = self.dispatcher.engine().map(|engine| engine.max_model_len);
-            if let Some(max_model_len) = most {
-                let limits = Limits { max_model_len, vocab_size: 0, eos_token_ids: Vec::new() };
-                validation::check_text(&text, &limits)?;
+            if let Some(engine) = self.dispatcher.engine() {
+                let limits = self.limits(engine.max_model_len, engine.vocab_size);
+                validation::check_text(&text, false, &limits)?;
             }
             self.text("text")?.encode(text, add_special_tokens).await
         }

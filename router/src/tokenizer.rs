@@ -22,12 +22,16 @@ use crate::{
 /// Jobs that wait or run; one more is refused.
 const JOBS_MOST: usize = 1024;
 
+/// For tokenizers that make text shorter before they cut it, as by composing characters.
+pub const TOKEN_CHARS_LEAST: usize = 32;
+
 /// A handle to the model's tokenizer and chat template.
 #[derive(Clone)]
 pub struct TextPipeline {
     text: Arc<ModelText>,
     workers: Arc<Semaphore>,
     jobs: Arc<Semaphore>,
+    token_chars: usize,
 }
 
 impl TextPipeline {
@@ -42,6 +46,7 @@ impl TextPipeline {
     ) -> Result<Self, TemplateError> {
         let text = Arc::new(ModelText::new(sources, template)?);
         Ok(Self {
+            token_chars: text.decoder.vocabulary.longest_chars().max(TOKEN_CHARS_LEAST),
             text,
             workers: Arc::new(Semaphore::new(workers.max(1))),
             jobs: Arc::new(Semaphore::new(JOBS_MOST)),
@@ -50,6 +55,11 @@ impl TextPipeline {
 
     pub fn decoder(&self) -> &Arc<TextDecoder> {
         &self.text.decoder
+    }
+
+    /// The most characters that one id can stand for.
+    pub fn token_chars(&self) -> usize {
+        self.token_chars
     }
 
     /// Ids from 0 that the tokenizer may know.

@@ -18,15 +18,16 @@ const STOP_BYTES_MOST: usize = 1024;
 pub const PRIORITY_MOST: i32 = 1000;
 /// Ids that may be decoded at once, for each token of the model's length.
 const DECODED_IDS_PER_TOKEN: usize = 4;
-/// No tokenizer in use packs more characters into a token on average; the guard only keeps
-/// hopeless texts away from it.
-const CHARS_PER_TOKEN_MOST: usize = 32;
+/// A text that is to be truncated may be so many times as long as one that is not.
+const TRUNCATED_TEXT_FACTOR: usize = 4;
 
 /// What the served model allows.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Limits {
     pub max_model_len: u32,
     pub vocab_size: u32,
+    /// The longest token's length: no text has fewer tokens than its characters by this.
+    pub token_chars: usize,
     /// End-of-sequence ids of the model.
     pub eos_token_ids: Vec<u32>,
 }
@@ -214,9 +215,11 @@ pub fn check_decode(ids: &[u32], max_model_len: u32, vocab: u32) -> Result<(), R
     check_ids("tokens", ids, vocab)
 }
 
-/// Keeps texts that can never fit away from the tokenizer, whose time grows with them.
-pub fn check_text(text: &str, limits: &Limits) -> Result<(), RouterError> {
-    let most = CHARS_PER_TOKEN_MOST * limits.max_model_len as usize;
+/// Keeps texts that can never fit away from the tokenizer, whose time grows with them. One that is
+/// to be truncated afterwards may be longer, but not without a bound.
+pub fn check_text(text: &str, truncates: bool, limits: &Limits) -> Result<(), RouterError> {
+    let factor = if truncates { TRUNCATED_TEXT_FACTOR } else { 1 };
+    let most = factor * limits.token_chars * limits.max_model_len as usize;
     // Characters are counted only when the bytes could be too many.
     if text.len() <= most {
         return Ok(());
@@ -226,10 +229,11 @@ pub fn check_text(text: &str, limits: &Limits) -> Result<(), RouterError> {
         return Ok(());
     }
     let tokens = limits.max_model_len;
+    let what = if truncates { "may be truncated to" } else { "can fit in" };
     invalid(
         "prompt",
         format!(
-            "prompt has {given} characters; at most {most} can fit in max-model-len {tokens} tokens"
+            "prompt has {given} characters; at most {most} {what} max-model-len {tokens} tokens"
         ),
     )
 }

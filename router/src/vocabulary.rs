@@ -53,6 +53,12 @@ impl Vocabulary {
         self.entries.len() as u32
     }
 
+    /// Characters of the longest piece.
+    pub fn longest_chars(&self) -> usize {
+        let chars = |entry: &Entry| String::from_utf8_lossy(&entry.bytes).chars().count();
+        self.entries.iter().map(chars).max().unwrap_or(0)
+    }
+
     pub fn get(&self, id: u32) -> Option<&Entry> {
         self.entries.get(id as usize)
     }

@@ -1,7 +1,7 @@
 use super::*;
 
 fn limits() -> Limits {
-    Limits { max_model_len: 100, vocab_size: 50, eos_token_ids: vec![2, 7] }
+    Limits { max_model_len: 100, vocab_size: 50, token_chars: 32, eos_token_ids: vec![2, 7] }
 }
 
 /// The outcome in words: the error's text, or the field that `show` picks.
@@ -124,10 +124,18 @@ fn ids_to_decode_are_bounded_and_known() {
 
 #[test]
 fn text_guard_counts_characters_not_bytes() {
-    assert!(check_text(&"é".repeat(3200), &limits()).is_ok());
-    let error = check_text(&"é".repeat(3201), &limits()).unwrap_err().to_string();
-    assert!(error.contains("3201 characters"), "{error}");
-    assert!(error.contains("3200"), "{error}");
+    let check = |chars: usize, truncates, expect: Option<&str>| {
+        let outcome = check_text(&"é".repeat(chars), truncates, &limits());
+        let message = outcome.err().map(|error| error.to_string());
+        assert_eq!(message.as_deref(), expect, "{chars}, {truncates}");
+    };
+    check(3200, false, None);
+    let message = "prompt has 3201 characters; at most 3200 can fit in max-model-len 100 tokens";
+    check(3201, false, Some(message));
+    check(12800, true, None);
+    let message = "prompt has 12801 characters; at most 12800 may be truncated to \
+                   max-model-len 100 tokens";
+    check(12801, true, Some(message));
 }
 
 #[test]

@@ -6,7 +6,10 @@ use futures::{FutureExt, StreamExt, future::join_all};
 use tokenizers::Tokenizer;
 use trireme_checkpoint::TextSources;
 use trireme_router::{
-    api::{FinishReason, GenerateEvent, Generator, Parameters, Readiness, StopCause},
+    api::{
+        FinishReason, GenerateEvent, GenerateRequest, Generator, Parameters, Prompt, Readiness,
+        StopCause,
+    },
     error::RouterError,
     tokenizer::TextPipeline,
 };
@@ -284,4 +287,30 @@ async fn a_caller_who_leaves_before_the_answer_cancels_it() {
     core.shards[0].script(|script| script.hang = false);
     assert_eq!(ids(&finish(running).await.0), [11, 12, 13]);
     assert_eq!(ids(&finish(admitted).await.0), [501, 502, 503]);
+}
+
+/// A long text is refused unread only when it cannot fit, or be cut until it fits.
+#[tokio::test(flavor = "multi_thread")]
+async fn long_texts_are_judged_by_what_they_become() {
+    let core = Core::start(CoreSettings::default(), Some(smollm2())).await;
+    let check = async |text: String, truncate: Option<u32>, tokens: Option<usize>| {
+        let chars = text.chars().count();
+        let parameters = Parameters { truncate, max_new_tokens: Some(1), ..Parameters::default() };
+        let prompt = Prompt::Text(text);
+        let request = GenerateRequest { request_id: "r".to_owned(), prompt, parameters };
+        match (core.front.generate(request).await, tokens) {
+            (Ok(generation), Some(tokens)) => {
+                assert!(generation.prompt_ids.len() <= tokens, "{chars}, {truncate:?}");
+            }
+            (Err(RouterError::Invalid { field: "prompt", .. }), None) => {}
+            (outcome, _) => panic!("{chars}, {truncate:?}: {:?}", outcome.err()),
+        }
+    };
+    // Runs of spaces are single tokens.
+    check(" ".repeat(140_000), None, Some(4095)).await;
+    let longest = smollm2().token_chars();
+    let over = |times: usize| "ab ".repeat(times * longest * 4096 / 3 + 1);
+    check(over(1), None, None).await;
+    check(over(1), Some(10), Some(10)).await;
+    check(over(4), Some(10), None).await;
 }
