@@ -9,8 +9,10 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     }
     let descriptors = protox::compile(protos, ["proto"])?;
     let out_dir = PathBuf::from(env::var("OUT_DIR")?);
-    let encoded = prost::Message::encode_to_vec(&descriptors);
-    fs::write(out_dir.join("trireme_descriptor.bin"), encoded)?;
+    // Clients are told of their own API alone.
+    let public = protox::compile(&protos[..1], ["proto"])?;
+    let encoded = prost::Message::encode_to_vec(&public);
+    fs::write(out_dir.join("generate_descriptor.bin"), encoded)?;
     tonic_prost_build::configure().compile_fds(descriptors)?;
     Ok(())
 }

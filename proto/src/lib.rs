@@ -19,6 +19,6 @@ pub mod shard {
     }
 }
 
-/// The encoded descriptors of every contract, for server reflection.
-pub const FILE_DESCRIPTOR_SET: &[u8] =
-    include_bytes!(concat!(env!("OUT_DIR"), "/trireme_descriptor.bin"));
+/// The encoded descriptors of the public API, for server reflection.
+pub const GENERATE_DESCRIPTOR_SET: &[u8] =
+    include_bytes!(concat!(env!("OUT_DIR"), "/generate_descriptor.bin"));

@@ -1,14 +1,19 @@
 //! The public gRPC API, `trireme.generate.v1`: wire to [`crate::api`] and back, nothing else.
 
+mod deadline;
 mod status;
+#[cfg(test)]
+mod tests;
 mod wire;
 
 use std::{pin::Pin, sync::Arc};
 
-use futures::{Stream, StreamExt};
+use futures::{Stream, StreamExt, stream};
 use tonic::{Request, Response, Status, metadata::MetadataMap};
 use tracing::{Instrument, Span};
 use trireme_proto::generate::v1::{self as proto, generation_server};
+
+use deadline::Deadline;
 
 use crate::{
     api::{GenerateEvent, Generation, Generator},
@@ -70,13 +75,9 @@ impl GenerationService {
         let generation = self.generator.generate(request).instrument(span.clone()).await?;
         Ok((generation, span))
     }
-}
 
-#[tonic::async_trait]
-impl generation_server::Generation for GenerationService {
-    type GenerateStreamStream = Events;
-
-    async fn generate(
+    /// The whole answer.
+    async fn answer(
         &self,
         request: Request<proto::GenerateRequest>,
     ) -> Result<Response<proto::GenerateReply>, Status> {
@@ -99,17 +100,42 @@ impl generation_server::Generation for GenerationService {
         }
         Err(Status::internal("the answer ended without an event that ends it"))
     }
+}
+
+#[tonic::async_trait]
+impl generation_server::Generation for GenerationService {
+    type GenerateStreamStream = Events;
+
+    async fn generate(
+        &self,
+        request: Request<proto::GenerateRequest>,
+    ) -> Result<Response<proto::GenerateReply>, Status> {
+        let deadline = Deadline::of(request.metadata());
+        deadline.cut(self.answer(request)).await?
+    }
 
     async fn generate_stream(
         &self,
         request: Request<proto::GenerateRequest>,
     ) -> Result<Response<Events>, Status> {
-        let (generation, span) = self.start(request).await?;
-        let request_id = generation.request_id;
+        let deadline = Deadline::of(request.metadata());
+        let (generation, span) = deadline.cut(self.start(request)).await??;
+        let request_id: Arc<str> = generation.request_id.into();
         // The span lives as long as the stream; a client that leaves drops both.
-        let events = generation.events.map(move |event| {
-            let _lives = &span;
-            wire::event(event, &request_id).map_err(Status::from)
+        let state = Some((generation.events, span));
+        let events = stream::unfold(state, move |state| {
+            let request_id = request_id.clone();
+            async move {
+                let (mut events, span) = state?;
+                match deadline.cut(events.next()).await {
+                    Ok(Some(event)) => {
+                        let event = wire::event(event, &request_id).map_err(Status::from);
+                        Some((event, Some((events, span))))
+                    }
+                    Ok(None) => None,
+                    Err(expired) => Some((Err(expired), None)),
+                }
+            }
         });
         Ok(Response::new(events.boxed()))
     }

@@ -37,7 +37,7 @@ pub mod turns;
 mod usage;
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
 /// The front's own bounds.
 #[derive(Clone)]

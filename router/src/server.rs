@@ -198,7 +198,7 @@ async fn grpc_routes(
     tokio::spawn(readiness::mirror(readiness, reporter));
     let describe = || {
         tonic_reflection::server::Builder::configure()
-            .register_encoded_file_descriptor_set(trireme_proto::FILE_DESCRIPTOR_SET)
+            .register_encoded_file_descriptor_set(trireme_proto::GENERATE_DESCRIPTOR_SET)
             .register_encoded_file_descriptor_set(tonic_health::pb::FILE_DESCRIPTOR_SET)
     };
     Ok(tonic::transport::Server::builder()

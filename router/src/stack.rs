@@ -32,8 +32,8 @@ use crate::{
 };
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
-/// A longer id from a client is replaced: ids stand in logs and in every event.
-const REQUEST_ID_CHARS_MAX: usize = 128;
+/// A longer id from a client is not kept: ids stand in logs and in every event.
+pub const REQUEST_ID_CHARS_MAX: usize = 128;
 /// Routes that need no key: a probe has none, and they tell nothing.
 const OPEN_ROUTES: &[&str] = &["/live", "/ready", "/health"];
 
@@ -63,6 +63,11 @@ pub fn wrap(routes: Router, app: &App) -> Router {
     )
 }
 
+/// Whether a client's id can be kept.
+pub fn is_request_id(id: &str) -> bool {
+    (1..=REQUEST_ID_CHARS_MAX).contains(&id.len()) && id.bytes().all(|byte| byte.is_ascii_graphic())
+}
+
 /// The id of a request, from `x-request-id` or made up.
 #[derive(Clone, Debug)]
 pub struct RequestId(Arc<str>);
@@ -70,11 +75,7 @@ pub struct RequestId(Arc<str>);
 impl RequestId {
     fn of(request: &Request) -> Self {
         let given = request.headers().get(REQUEST_ID).and_then(|value| value.to_str().ok());
-        let usable = |id: &&str| {
-            (1..=REQUEST_ID_CHARS_MAX).contains(&id.len())
-                && id.chars().all(|c| c.is_ascii_graphic())
-        };
-        match given.filter(usable) {
+        match given.filter(|id| is_request_id(id)) {
             Some(id) => Self(id.into()),
             None => Self(uuid::Uuid::new_v4().simple().to_string().into()),
         }

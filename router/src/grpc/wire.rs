@@ -6,6 +6,7 @@ use trireme_proto::generate::v1 as proto;
 use crate::{
     api::{FinishReason, GenerateEvent, GenerateRequest, Parameters, Prompt, Token, Usage},
     error::RouterError,
+    stack::{REQUEST_ID_CHARS_MAX, is_request_id},
 };
 
 /// A request as the core takes it; `served` is the only model there is.
@@ -21,9 +22,7 @@ pub fn request(
         Some(proto::generate_request::Prompt::Text(text)) => Prompt::Text(text),
         Some(proto::generate_request::Prompt::Ids(ids)) => Prompt::Ids(ids.ids),
         Some(proto::generate_request::Prompt::Messages(messages)) => {
-            let message =
-                |message: proto::Message| json!({"role": message.role, "content": message.content});
-            Prompt::Messages(messages.messages.into_iter().map(message).collect())
+            Prompt::Messages(conversation(messages.messages)?)
         }
         None => {
             let message = "prompt must be one of text, ids and messages; none is given".to_owned();
@@ -32,10 +31,34 @@ pub fn request(
     };
     let request_id = match given.request_id.is_empty() {
         true => uuid::Uuid::new_v4().simple().to_string(),
-        false => given.request_id,
+        false => request_id(given.request_id)?,
     };
     let parameters = parameters(given.parameters.unwrap_or_default());
     Ok(GenerateRequest { request_id, prompt, parameters })
+}
+
+fn conversation(messages: Vec<proto::Message>) -> Result<Vec<serde_json::Value>, RouterError> {
+    let refused = |message| Err(RouterError::Invalid { field: "messages", message });
+    if messages.is_empty() {
+        return refused("messages must not be an empty list".to_owned());
+    }
+    if let Some(index) = messages.iter().position(|message| message.role.is_empty()) {
+        return refused(format!("messages[{index}].role is required"));
+    }
+    let message = |given: proto::Message| json!({"role": given.role, "content": given.content});
+    Ok(messages.into_iter().map(message).collect())
+}
+
+fn request_id(given: String) -> Result<String, RouterError> {
+    if is_request_id(&given) {
+        return Ok(given);
+    }
+    let bytes = given.len();
+    let message = format!(
+        "request_id must be 1 to {REQUEST_ID_CHARS_MAX} visible ASCII characters; \
+         this one has {bytes} bytes"
+    );
+    Err(RouterError::Invalid { field: "request_id", message })
 }
 
 fn parameters(given: proto::Parameters) -> Parameters {

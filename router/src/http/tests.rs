@@ -18,7 +18,7 @@ use fake::Fake;
 
 mod benchmarks;
 mod errors;
-mod fake;
+pub(crate) mod fake;
 mod lifecycle;
 mod shapes;
 mod streams;

@@ -1,0 +1,93 @@
+//! The service over a scripted generator, called as tonic calls it.
+
+use std::{sync::Arc, time::Duration};
+
+use futures::StreamExt;
+use tonic::{Code, Request, Status};
+use trireme_proto::generate::v1::{
+    self as proto, generate_request::Prompt, generation_server::Generation,
+};
+
+use super::{Addresses, GenerationService};
+use crate::http::tests::fake::{Fake, TEXT};
+
+fn service(fake: Fake) -> GenerationService {
+    GenerationService::new(Arc::new(fake), Addresses::default(), None)
+}
+
+fn text(text: &str) -> proto::GenerateRequest {
+    proto::GenerateRequest { prompt: Some(Prompt::Text(text.to_owned())), ..Default::default() }
+}
+
+fn messages(messages: &[(&str, &str)]) -> proto::GenerateRequest {
+    let message = |(role, content): &(&str, &str)| proto::Message {
+        role: (*role).to_owned(),
+        content: (*content).to_owned(),
+    };
+    let messages = proto::Messages { messages: messages.iter().map(message).collect() };
+    proto::GenerateRequest { prompt: Some(Prompt::Messages(messages)), ..Default::default() }
+}
+
+fn identified(request_id: &str) -> proto::GenerateRequest {
+    proto::GenerateRequest { request_id: request_id.to_owned(), ..text("hi") }
+}
+
+/// What a request is answered with, whole and streamed: its text, or a code and a message.
+async fn check(request: proto::GenerateRequest, expected: Result<&str, (Code, &str)>) {
+    let service = service(Fake::default());
+    let told = |status: Status| (status.code(), status.message().to_owned());
+    let expected = expected
+        .map(str::to_owned)
+        .map_err(|(code, message): (Code, &str)| (code, message.to_owned()));
+    let whole = service.generate(Request::new(request.clone())).await;
+    let whole = whole.map(|reply| reply.into_inner().text).map_err(told);
+    assert_eq!(whole, expected, "{request:?}");
+    let streamed = service.generate_stream(Request::new(request.clone())).await;
+    assert_eq!(streamed.err().map(told), expected.err(), "{request:?}");
+}
+
+#[tokio::test]
+async fn what_http_refuses_is_refused() {
+    let invalid = |message| Err((Code::InvalidArgument, message));
+    check(text("hi"), Ok(TEXT)).await;
+    check(messages(&[("user", "hi")]), Ok(TEXT)).await;
+    check(messages(&[]), invalid("messages must not be an empty list")).await;
+    check(messages(&[("user", "a"), ("", "b")]), invalid("messages[1].role is required")).await;
+    check(identified(&"x".repeat(128)), Ok(TEXT)).await;
+    let words = "request_id must be 1 to 128 visible ASCII characters";
+    let message = format!("{words}; this one has 129 bytes");
+    check(identified(&"x".repeat(129)), invalid(&message)).await;
+    let message = format!("{words}; this one has 3 bytes");
+    check(identified("a\nb"), invalid(&message)).await;
+}
+
+#[tokio::test]
+async fn a_deadline_ends_an_answer_and_its_generation() {
+    for streamed in [false, true] {
+        for prompt in ["hang", "hang at once"] {
+            let fake = Fake::default();
+            let dropped = fake.dropped.clone();
+            let service = service(fake);
+            let mut request = Request::new(text(prompt));
+            request.set_timeout(Duration::from_millis(30));
+            let status = match streamed {
+                false => service.generate(request).await.unwrap_err(),
+                true => {
+                    let events = service.generate_stream(request).await.unwrap().into_inner();
+                    let last = events.collect::<Vec<_>>().await.pop();
+                    last.unwrap().unwrap_err()
+                }
+            };
+            assert_eq!(status.code(), Code::DeadlineExceeded, "{prompt}, {streamed}: {status}");
+            assert_eq!(dropped.0.available_permits(), 1, "{prompt}, {streamed}");
+        }
+    }
+}
+
+/// The shards' API is no business of clients.
+#[test]
+fn reflection_describes_the_public_api_alone() {
+    let described = String::from_utf8_lossy(trireme_proto::GENERATE_DESCRIPTOR_SET);
+    assert!(described.contains("trireme.generate.v1"));
+    assert!(!described.contains("shard"), "{described}");
+}
