@@ -191,7 +191,10 @@ async fn head(app: &App, request_id: &RequestId, job: &Job) -> Result<Head, Refu
 async fn text(app: &App, prompt: &Prompt) -> Result<String, Refusal> {
     Ok(match prompt {
         Prompt::Text(text) => text.clone(),
-        Prompt::Ids(ids) => app.generator.decode(ids.clone()).await?,
+        Prompt::Ids(ids) => {
+            let text = app.generator.decode(ids.clone()).await;
+            text.map_err(|error| Refusal::from(error).renamed("tokens", "prompt"))?
+        }
         Prompt::Messages(messages) => app.generator.render(messages.clone()).await?,
     })
 }

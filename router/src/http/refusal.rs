@@ -34,6 +34,17 @@ impl Refusal {
         Self { param: Some(field.into()), ..refusal }
     }
 
+    /// The same of a field that the client sent under another name.
+    pub fn renamed(mut self, from: &str, to: &str) -> Self {
+        if self.param.as_deref() == Some(from) {
+            if let Some(words) = self.message.strip_prefix(from) {
+                self.message = format!("{to}{words}");
+            }
+            self.param = Some(to.to_owned());
+        }
+        self
+    }
+
     /// Of a field that is a list: names the entry, where the field itself is what is wrong.
     pub fn of_entry(mut self, field: &str, index: usize) -> Self {
         if self.param.as_deref() == Some(field) {

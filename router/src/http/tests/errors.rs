@@ -94,6 +94,12 @@ async fn wrong_fields_are_named_with_their_limit_and_value() {
     check(&server, CHAT, json!({"messages": []}), invalid("messages", "empty list")).await;
     let chat = json!({"messages": [{"role": "user", "content": "a"}], "top_logprobs": 2});
     check(&server, CHAT, chat, invalid("top_logprobs", "needs logprobs")).await;
+    let unknown = json!({"prompt": [5, 99_999], "echo": true});
+    let words = "prompt holds id 99999; the vocabulary has 256 ids";
+    check(&server, COMPLETIONS, unknown, invalid("prompt", words)).await;
+    let answer = server.post("/detokenize", &json!({"tokens": [5, 99_999]})).await;
+    let words = "tokens holds id 99999; the vocabulary has 256 ids";
+    check_answer("detokenize", &answer, invalid("tokens", words));
     let empty = json!({"prompt": ["a", "b", "empty"], "n": 2});
     let words = "prompt[2] must have at least 1 token, not 0";
     check(&server, COMPLETIONS, empty, invalid("prompt[2]", words)).await;

@@ -26,6 +26,8 @@ pub const ANSWER: [(u32, &str, &str); 5] = [
     (13, "é", "\u{fffd}"),
     (2, "", "</s>"),
 ];
+/// Cannot be decoded.
+pub const UNKNOWN_ID: u32 = 99_999;
 /// The answer's text.
 pub const TEXT: &str = "One twoé";
 
@@ -209,6 +211,11 @@ impl Generator for Fake {
     }
 
     fn decode(&self, ids: Vec<u32>) -> BoxFuture<'_, Result<String, RouterError>> {
+        if ids.contains(&UNKNOWN_ID) {
+            let message = format!("tokens holds id {UNKNOWN_ID}; the vocabulary has 256 ids");
+            let error = RouterError::Invalid { field: "tokens", message };
+            return Box::pin(ready(Err(error)));
+        }
         Box::pin(ready(Ok(text_of(&Prompt::Ids(ids)))))
     }
 
