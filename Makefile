@@ -34,7 +34,7 @@ bench: build
 	$(TRIREME) bench $(MODEL) --tp $(TP)
 
 cuda:
-	@echo "CUDA is not built yet: the shard runs on CPUs only (see docs/)"; exit 1
+	@echo "There is no CUDA shard yet: this version computes on CPUs"; exit 1
 
 docker:
-	@echo "There is no image yet: deployment is a later step (see README)"; exit 1
+	@echo "There is no image yet"; exit 1

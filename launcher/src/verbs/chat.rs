@@ -45,6 +45,12 @@ fn note(text: &str) -> std::io::Result<()> {
     writeln!(stderr(), "{text}")
 }
 
+/// The reader of standard output has gone: no later answer would reach it either.
+fn nobody_reads(error: &anyhow::Error) -> bool {
+    let causes = error.chain().filter_map(|cause| cause.downcast_ref::<std::io::Error>());
+    causes.into_iter().any(|cause| cause.kind() == std::io::ErrorKind::BrokenPipe)
+}
+
 struct Talk<'a> {
     args: &'a ChatArgs,
     channel: Channel,
@@ -113,6 +119,7 @@ impl Talk<'_> {
                 }
                 self.conversation.answer(answer.text);
             }
+            Some(Err(error)) if nobody_reads(&error) => return Err(error),
             Some(Err(error)) => {
                 note(&format!("{error:#}"))?;
                 self.conversation.take_back();

@@ -2,7 +2,7 @@
 
 use std::{pin::pin, time::Duration};
 
-use anyhow::{Context, bail};
+use anyhow::bail;
 use tokio::{
     signal::unix::{Signal, SignalKind, signal},
     sync::watch,
@@ -62,7 +62,7 @@ pub fn with_server(
         let Reach { handle, control, .. } = reach;
         let ready = handle.ready;
         let work = async move {
-            until_ready(ready).await?;
+            until_ready(ready).await;
             work(rpc::unix(&control)).await
         };
         beside(instance, handle.stop, interrupt, work).await
@@ -115,9 +115,11 @@ async fn next(signal: Option<&mut Signal>) {
     }
 }
 
-async fn until_ready(mut ready: watch::Receiver<Option<InfoReply>>) -> anyhow::Result<()> {
-    ready.wait_for(Option::is_some).await.context("the engine ended before it was ready")?;
-    Ok(())
+/// Waits until the server is ready; for ever when it ends before, since its own end says why.
+async fn until_ready(mut ready: watch::Receiver<Option<InfoReply>>) {
+    if ready.wait_for(Option::is_some).await.is_err() {
+        std::future::pending::<()>().await;
+    }
 }
 
 /// The verb has the floor: only warnings are logged, unless the user asked for more.
@@ -129,8 +131,10 @@ pub fn listen_to_logs(format: LogFormat) -> anyhow::Result<()> {
         drop(trireme_telemetry::install("trireme", format.into(), None)?);
         return Ok(());
     }
-    let builder =
-        tracing_subscriber::fmt().with_writer(std::io::stderr).with_max_level(LevelFilter::ERROR);
+    let builder = tracing_subscriber::fmt()
+        .with_writer(std::io::stderr)
+        .with_ansi(std::io::IsTerminal::is_terminal(&std::io::stderr()))
+        .with_max_level(LevelFilter::ERROR);
     match format {
         LogFormat::Text => builder.try_init(),
         LogFormat::Json => builder.json().flatten_event(true).try_init(),
