@@ -17,9 +17,19 @@ const MODEL_LINES_MAX: usize = 200;
 const MAY_DEPEND_ON: &[(&str, &[&str])] = &[
     ("proto", &[]),
     ("proto/telemetry", &[]),
+    ("proto/process", &[]),
     ("checkpoint", &[]),
     ("router/scheduler", &[]),
-    ("router", &["trireme-checkpoint", "trireme-proto", "trireme-scheduler", "trireme-telemetry"]),
+    (
+        "router",
+        &[
+            "trireme-checkpoint",
+            "trireme-process",
+            "trireme-proto",
+            "trireme-scheduler",
+            "trireme-telemetry",
+        ],
+    ),
     ("shard/kernels", &[]),
     ("shard/collectives", &[]),
     (
@@ -28,11 +38,12 @@ const MAY_DEPEND_ON: &[(&str, &[&str])] = &[
             "trireme-checkpoint",
             "trireme-collectives",
             "trireme-kernels",
+            "trireme-process",
             "trireme-proto",
             "trireme-telemetry",
         ],
     ),
-    ("launcher", &["trireme-checkpoint", "trireme-proto", "trireme-telemetry"]),
+    ("launcher", &["trireme-checkpoint", "trireme-process", "trireme-proto", "trireme-telemetry"]),
 ];
 
 /// What the scheduler must not be able to do: it sees no clock, socket, thread pool or tensor.

@@ -14,7 +14,6 @@ pub mod preflight;
 pub mod rpc;
 pub mod run_folder;
 pub mod size;
-pub mod stop_signals;
 pub mod supervisor;
 pub mod topology;
 mod verbs;

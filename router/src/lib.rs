@@ -15,7 +15,6 @@ pub mod metrics;
 pub mod readiness;
 pub mod server;
 pub mod shard_group;
-pub mod shutdown;
 pub mod sse;
 pub mod stack;
 pub mod stop;

@@ -3,10 +3,11 @@
 use std::time::Duration;
 
 use clap::Parser;
+use tokio_util::sync::CancellationToken;
+use trireme_process::{StopSignals, remove_socket};
 use trireme_router::{
     config::Args,
     server::{self, Listeners},
-    shutdown,
 };
 
 /// The last spans may take this long to leave.
@@ -15,7 +16,7 @@ const FLUSH_LIMIT: Duration = Duration::from_secs(2);
 fn main() -> anyhow::Result<()> {
     let args = Args::parse();
     // A control socket is a launcher's; without one a person started this, and may detach from it.
-    if args.control_socket.is_some() && !shutdown::end_with_parent()? {
+    if args.control_socket.is_some() && !trireme_process::end_with_parent()? {
         return Ok(());
     }
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
@@ -35,12 +36,19 @@ fn main() -> anyhow::Result<()> {
 
 async fn serve(args: Args) -> anyhow::Result<()> {
     let config = args.into_config()?;
-    let shutdown = shutdown::on_signals()?;
+    let signals = StopSignals::catch()?;
     let control_socket = config.control_socket.clone();
+    let shutdown = CancellationToken::new();
+    let first_signal = signals.first(control_socket.clone());
+    let drain = shutdown.clone();
+    tokio::spawn(async move {
+        first_signal.await;
+        drain.cancel();
+    });
     let listeners = Listeners::bind(&config).await?;
     let outcome = server::run(config, listeners, shutdown).await;
     if let Some(path) = control_socket {
-        shutdown::remove_socket(&path);
+        remove_socket(&path);
     }
     outcome
 }

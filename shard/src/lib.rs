@@ -15,7 +15,6 @@ pub mod engine;
 pub mod layers;
 pub mod memory;
 pub mod models;
-pub mod process;
 pub mod runner;
 pub mod sampler;
 pub mod self_test;

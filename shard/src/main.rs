@@ -8,7 +8,6 @@ use clap::Parser;
 use tracing::error;
 use trireme_shard::{
     config::{Args, Config},
-    process,
     server::{self, ServeError},
 };
 use trireme_telemetry::Service;
@@ -36,7 +35,7 @@ fn main() -> anyhow::Result<ExitCode> {
 }
 
 async fn run(args: Args) -> ExitCode {
-    match process::end_with_parent() {
+    match trireme_process::end_with_parent() {
         Ok(true) => {}
         Ok(false) => return fail(EXIT_ORPHAN, &anyhow::anyhow!("the parent process has ended")),
         Err(error) => return fail(1, &error.into()),

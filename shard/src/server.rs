@@ -17,6 +17,7 @@ use tonic_health::{ServingStatus, server::HealthReporter};
 use tracing::{info, warn};
 use trireme_checkpoint::{Checkpoint, CheckpointError};
 use trireme_collectives::{CollectiveError, World, local, shared_memory};
+use trireme_process::{StopSignals, remove_socket};
 use trireme_proto::shard::v1::{ShardState, shard_server::ShardServer};
 
 use crate::{
@@ -24,7 +25,6 @@ use crate::{
     device::{Device, cpu::Cpu},
     engine::{Command, Configure, Engine, EngineError, Handle},
     models::llama::Llama,
-    process,
     runner::{Loaded, Runner},
     service::Service,
     status::Status,
@@ -50,12 +50,13 @@ pub enum ServeError {
 /// Serves until a stop signal or a load failure.
 pub async fn serve(config: Config) -> Result<(), ServeError> {
     // Before there is a socket: a signal from here on removes it.
-    let stop_signal = process::stop_signal().map_err(|error| ServeError::Serve(error.into()))?;
+    let signals = StopSignals::catch().map_err(|error| ServeError::Serve(error.into()))?;
     let socket = Socket::bind(&config.socket)
         .with_context(|| format!("listen on {}", config.socket.display()))
         .map_err(ServeError::Serve)?;
     let (engine, commands) = Handle::new(Arc::new(Status::default()));
     let service = Service { engine: engine.clone(), identity: Arc::new(config.identity.clone()) };
+    let socket_path = config.socket.clone();
     let (loaded, load_result) = oneshot::channel();
     let (stopped, engine_end) = oneshot::channel::<()>();
     let status = engine.status.clone();
@@ -69,7 +70,7 @@ pub async fn serve(config: Config) -> Result<(), ServeError> {
     let result = tokio::select! {
         result = listen(socket.listener, service) => result.map_err(ServeError::Serve),
         failure = load_failure(load_result) => Err(ServeError::Load(failure)),
-        () = stop_signal => Ok(()),
+        () = signals.first(Some(socket_path)) => Ok(()),
     };
     stop(&engine, engine_end).await;
     drop(socket.file);
@@ -242,12 +243,6 @@ struct SocketFile(PathBuf);
 
 impl Drop for SocketFile {
     fn drop(&mut self) {
-        if let Err(error) = fs::remove_file(&self.0) {
-            warn!(path = %self.0.display(), %error, "remove socket");
-        }
-        if let Some(folder) = self.0.parent() {
-            // Not empty while other shards of the instance still have their sockets in it.
-            drop(fs::remove_dir(folder));
-        }
+        remove_socket(&self.0);
     }
 }

@@ -101,6 +101,21 @@ async fn a_killed_launcher_leaves_no_orphan() -> Result<()> {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_killed_launcher_that_signals_twice_leaves_no_orphan() -> Result<()> {
+    let mut server = Server::start(&options())?;
+    let children = server.processes();
+    server.signal(Signal::KILL);
+    // The kernel may tell of a parent's end once for each of the parent's threads.
+    for _ in 0..20 {
+        children.iter().for_each(|child| child.signal(Signal::TERM));
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    server.wait(Duration::from_secs(3))?;
+    check_nothing_left(&server, &children);
+    Ok(())
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn two_servers_share_a_machine() -> Result<()> {
     // The second start is by hand: `Server` runs one at a time.
     let first = Server::start(&options())?;

@@ -7,7 +7,8 @@ use std::{
     time::Duration,
 };
 
-use tokio::sync::watch;
+use tokio::sync::{mpsc, watch};
+use trireme_process::StopSignals;
 use trireme_proto::generate::v1::InfoReply;
 
 use crate::{
@@ -15,7 +16,7 @@ use crate::{
     config::{EngineConfig, Front},
     instance::{Instance, Voice, open_model},
     preflight,
-    stop_signals::StopSignals,
+    supervisor::Stop,
     verbs::runtime,
 };
 
@@ -37,10 +38,23 @@ pub fn serve(args: &ServeArgs) -> anyhow::Result<()> {
             args.engine.log_format,
             Voice::Service,
         )?;
-        tokio::spawn(StopSignals::catch()?.forward(reach.handle.stop));
+        tokio::spawn(forward(StopSignals::catch()?, reach.handle.stop));
         tokio::spawn(announce(reach.handle.ready, front.api_key_file));
         instance.run().await
     })
+}
+
+/// Turns signals into stops until the supervisor is gone.
+async fn forward(mut signals: StopSignals, stop: mpsc::Sender<Stop>) {
+    signals.next().await;
+    // A supervisor that is gone needs no stop.
+    let _ = stop.send(Stop::Drain).await;
+    loop {
+        let signal = signals.next().await;
+        if stop.send(Stop::Now(signal)).await.is_err() {
+            return;
+        }
+    }
 }
 
 /// Says where the service is, once it is ready and whenever that changes.
