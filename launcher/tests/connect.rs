@@ -99,6 +99,12 @@ impl Generation for Echo {
     ) -> Result<Response<generate::GenerateReply>, Status> {
         Err(Status::unimplemented("not asked here"))
     }
+    async fn score(
+        &self,
+        _: Request<generate::ScoreRequest>,
+    ) -> Result<Response<generate::ScoreReply>, Status> {
+        Err(Status::unimplemented("not asked here"))
+    }
     async fn tokenize(
         &self,
         _: Request<generate::TokenizeRequest>,

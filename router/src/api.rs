@@ -115,6 +115,17 @@ pub struct Parameters {
     pub truncate: Option<u32>,
     pub skip_special_tokens: Option<bool>,
     pub add_special_tokens: Option<bool>,
+    /// Score the prompt's own tokens; then `max_new_tokens` may be 0.
+    pub prompt_scoring: Option<PromptScoring>,
+}
+
+/// Which prompt tokens are scored.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct PromptScoring {
+    /// The likeliest tokens to tell beside each.
+    pub top_logprobs: u32,
+    /// Tokens before it are not scored, and may come from the prefix cache. The first token never is.
+    pub start: u32,
 }
 
 /// An admitted request: what is known before the first token, and the events to come.
@@ -127,10 +138,12 @@ pub struct Generation {
     pub events: BoxStream<'static, GenerateEvent>,
 }
 
-/// `Token` for every token, then exactly one `Finished` or `Failed`. Once the last token has been
+/// `Prompt` first where the prompt is scored, `Token` for every token, then exactly one `Finished` or `Failed`. Once the last token has been
 /// read, `Finished` is there without a wait.
 #[derive(Debug)]
 pub enum GenerateEvent {
+    /// Every token of the prompt.
+    Prompt(Vec<PromptToken>),
     Token(Token),
     Finished(Finished),
     Failed(RouterError),
@@ -148,6 +161,30 @@ pub struct Token {
     pub bytes: Vec<u8>,
     pub special: bool,
     pub logprob: Option<f32>,
+    pub top: Vec<TopToken>,
+}
+
+/// A token of a prompt that is scored.
+#[derive(Clone, Debug)]
+pub struct PromptToken {
+    pub id: u32,
+    /// Its part of the prompt's text, special tokens included; empty while a character is incomplete.
+    pub text: String,
+    /// The token's own piece.
+    pub piece: String,
+    pub special: bool,
+    /// `None` for the first token and those before the start of scoring.
+    pub score: Option<PromptScore>,
+}
+
+/// How likely a token of the prompt was, by the raw model.
+#[derive(Clone, Debug)]
+pub struct PromptScore {
+    /// Natural log.
+    pub logprob: f32,
+    /// Its place among all tokens, from 1.
+    pub rank: u32,
+    /// The likeliest tokens, best first; its own among them if it is one.
     pub top: Vec<TopToken>,
 }
 

@@ -6,6 +6,7 @@ mod engine_loop;
 mod events;
 mod lifecycle;
 mod link;
+mod scored_prompt;
 mod sent_step;
 
 use std::{sync::Arc, time::Duration};

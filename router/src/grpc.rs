@@ -16,7 +16,7 @@ use trireme_proto::generate::v1::{self as proto, generation_server};
 use deadline::Deadline;
 
 use crate::{
-    api::{GenerateEvent, Generation, Generator},
+    api::{GenerateEvent, GenerateRequest, Generation, Generator},
     config::ApiKey,
     error::RouterError,
 };
@@ -65,15 +65,22 @@ impl GenerationService {
     /// The request's span, below the caller's if it sent a trace context.
     async fn start(
         &self,
-        request: Request<proto::GenerateRequest>,
+        request: Request<Result<GenerateRequest, RouterError>>,
     ) -> Result<(Generation, Span), RouterError> {
         self.authorize(request.metadata())?;
         let span = tracing::info_span!("grpc", rpc.system = "grpc");
         trireme_telemetry::set_parent(&span, trireme_telemetry::extract(request.metadata()));
-        let served = self.generator.model().name;
-        let request = wire::request(request.into_inner(), &served)?;
+        let request = request.into_inner()?;
         let generation = self.generator.generate(request).instrument(span.clone()).await?;
         Ok((generation, span))
+    }
+
+    fn generation(
+        &self,
+        request: Request<proto::GenerateRequest>,
+    ) -> Request<Result<GenerateRequest, RouterError>> {
+        let served = self.generator.model().name;
+        request.map(|request| wire::request(request, &served))
     }
 
     /// The whole answer.
@@ -81,10 +88,12 @@ impl GenerationService {
         &self,
         request: Request<proto::GenerateRequest>,
     ) -> Result<Response<proto::GenerateReply>, Status> {
-        let (mut generation, _span) = self.start(request).await?;
+        let (mut generation, _span) = self.start(self.generation(request)).await?;
         let mut tokens = Vec::new();
         while let Some(event) = generation.events.next().await {
             match event {
+                // Not asked for.
+                GenerateEvent::Prompt(_) => {}
                 GenerateEvent::Token(token) => tokens.push(wire::token(token)),
                 GenerateEvent::Finished(finished) => {
                     return Ok(Response::new(proto::GenerateReply {
@@ -99,6 +108,36 @@ impl GenerationService {
             }
         }
         Err(Status::internal("the answer ended without an event that ends it"))
+    }
+}
+
+impl GenerationService {
+    /// The prompt's scores; dropping it cancels the work.
+    async fn scores(
+        &self,
+        request: Request<proto::ScoreRequest>,
+    ) -> Result<Response<proto::ScoreReply>, Status> {
+        let served = self.generator.model().name;
+        let request = request.map(|request| wire::scoring_request(request, &served));
+        let (mut generation, _span) = self.start(request).await?;
+        let mut tokens = Vec::new();
+        while let Some(event) = generation.events.next().await {
+            match event {
+                GenerateEvent::Prompt(prompt) => {
+                    tokens = prompt.into_iter().map(wire::scored_token).collect();
+                }
+                GenerateEvent::Token(_) => {}
+                GenerateEvent::Finished(finished) => {
+                    return Ok(Response::new(proto::ScoreReply {
+                        request_id: generation.request_id,
+                        tokens,
+                        usage: Some(wire::usage(finished.usage)),
+                    }));
+                }
+                GenerateEvent::Failed(error) => return Err(error.into()),
+            }
+        }
+        Err(Status::internal("the scores ended without an event that ends them"))
     }
 }
 
@@ -119,7 +158,7 @@ impl generation_server::Generation for GenerationService {
         request: Request<proto::GenerateRequest>,
     ) -> Result<Response<Events>, Status> {
         let deadline = Deadline::of(request.metadata());
-        let (generation, span) = deadline.cut(self.start(request)).await??;
+        let (generation, span) = deadline.cut(self.start(self.generation(request))).await??;
         let request_id: Arc<str> = generation.request_id.into();
         // The span lives as long as the stream; a client that leaves drops both.
         let state = Some((generation.events, span));
@@ -138,6 +177,14 @@ impl generation_server::Generation for GenerationService {
             }
         });
         Ok(Response::new(events.boxed()))
+    }
+
+    async fn score(
+        &self,
+        request: Request<proto::ScoreRequest>,
+    ) -> Result<Response<proto::ScoreReply>, Status> {
+        let deadline = Deadline::of(request.metadata());
+        deadline.cut(self.scores(request)).await?
     }
 
     async fn tokenize(

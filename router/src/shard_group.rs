@@ -20,7 +20,7 @@ use trireme_proto::shard::v1 as proto;
 
 use rank::{Rank, RankEvent};
 pub use startup::BLOCK_TOKENS;
-pub use wire::{StepRequest, sampling};
+pub use wire::{SequenceParameters, StepRequest, sampling};
 
 /// How much later than the shards the router gives up on a step, so that their own, more exact
 /// account of what went wrong arrives first.
@@ -103,6 +103,7 @@ impl GroupError {
 pub struct StepResult {
     pub step_id: u64,
     pub tokens: Vec<proto::TokenOut>,
+    pub prompts: Vec<proto::PromptScores>,
     /// Sequences that failed alone, as any rank said.
     pub errors: Vec<proto::SequenceError>,
     /// From submission until the last rank's answer.
@@ -206,6 +207,7 @@ impl ShardGroup {
         let mut result = StepResult {
             step_id: step.step_id,
             tokens: Vec::new(),
+            prompts: Vec::new(),
             errors: Vec::new(),
             duration: step.submitted.elapsed(),
             timings: proto::Timings::default(),
@@ -226,6 +228,7 @@ impl StepResult {
     fn absorb(&mut self, reply: proto::StepReply) {
         // Only rank 0 of the last stage sends tokens, so there is nothing to merge.
         self.tokens.extend(reply.tokens);
+        self.prompts.extend(reply.prompts);
         for error in reply.errors {
             if self.errors.iter().all(|known| known.sequence != error.sequence) {
                 self.errors.push(error);

@@ -2,7 +2,10 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
-use crate::{api::Parameters, error::RouterError};
+use crate::{
+    api::{Parameters, PromptScoring},
+    error::RouterError,
+};
 
 const TEMPERATURE_MOST: f32 = 100.0;
 const PENALTY_MOST: f32 = 2.0;
@@ -69,6 +72,7 @@ pub struct ValidParameters {
     pub skip_special_tokens: bool,
     pub priority: i32,
     pub truncate: Option<u32>,
+    pub prompt_scoring: Option<PromptScoring>,
 }
 
 /// A request that can be admitted.
@@ -76,7 +80,7 @@ pub struct ValidParameters {
 pub struct ValidRequest {
     pub request_id: String,
     pub prompt_ids: Arc<[u32]>,
-    /// At least 1, and within the room that the prompt leaves.
+    /// At least 1 (0 where a prompt is scored and nothing else is asked), and within the room that the prompt leaves.
     pub max_new_tokens: u32,
     pub parameters: ValidParameters,
 }
@@ -113,13 +117,15 @@ pub fn parameters(
     limits: &Limits,
     seed: u64,
 ) -> Result<ValidParameters, RouterError> {
-    if given.max_new_tokens == Some(0) {
+    if given.max_new_tokens == Some(0) && given.prompt_scoring.is_none() {
         return invalid("max_tokens", "max_tokens must be at least 1, not 0".to_owned());
     }
     if let Some(most) = given.max_new_tokens.filter(|most| *most < given.min_new_tokens) {
         let least = given.min_new_tokens;
         return invalid("min_tokens", format!("min_tokens {least} is over max_tokens {most}"));
     }
+    let prompt_top = given.prompt_scoring.map_or(0, |scoring| scoring.top_logprobs);
+    within("prompt_logprobs", prompt_top, 0..=TOP_LOGPROBS_MOST)?;
     within("min_tokens", given.min_new_tokens, 0..=limits.max_model_len)?;
     if given.truncate == Some(0) {
         return invalid("truncate", "truncate must be at least 1, not 0".to_owned());
@@ -143,6 +149,7 @@ pub fn parameters(
         skip_special_tokens: given.skip_special_tokens.unwrap_or(true),
         priority: within("priority", given.priority, -PRIORITY_MOST..=PRIORITY_MOST)?,
         truncate: given.truncate,
+        prompt_scoring: given.prompt_scoring,
         sampling: sampling(&given, limits, seed)?,
         stop: given.stop,
     })
@@ -257,7 +264,8 @@ pub fn fit(
     check_ids("prompt", &prompt_ids, limits.vocab_size)?;
     let most = limits.max_model_len;
     let room = (most as usize).saturating_sub(given) as u32;
-    if room == 0 {
+    let is_only_scored = parameters.max_new_tokens == Some(0) && given <= most as usize;
+    if room == 0 && !is_only_scored {
         return invalid(
             "prompt",
             format!(

@@ -88,6 +88,7 @@ fn prefill_step(id: u64, tokens: usize, blocks: usize) -> Step {
             tokens: (0..tokens as u32).map(|token| token * 31 % 4000).collect(),
             prompt_len: tokens,
             sampling: Ok(Sampling::default()),
+            scoring: Ok(None),
         }],
         blocks: vec![BlockUpdate {
             sequence: id,

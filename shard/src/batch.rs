@@ -167,6 +167,10 @@ fn positions(
     if sequence.computed.is_none() && chunk.is_none() {
         return Err("decode: before any chunk was computed".into());
     }
+    let unscored = sequence.unscored_before(start);
+    if sequence.computed.is_none() && !unscored.is_empty() {
+        return Err(format!("start: {start} leaves the prompt tokens {unscored:?} unscored"));
+    }
     if chunk.is_some_and(|chunk| chunk.sample && end != sequence.len) {
         return Err(format!("sample: at {end}, but {} tokens are known", sequence.len));
     }

@@ -9,11 +9,14 @@ use trireme_kernels::HeadLayout;
 
 use crate::{
     batch::Batch,
-    sampler::{SampleError, SampleRow, Sampled},
+    sampler::{SampleError, SampleRow, Sampled, Score, ScoreRow},
 };
 
 /// The outcome of one sampled row: one bad row does not fail the others.
 pub type Samples = Vec<Result<Sampled, SampleError>>;
+
+/// The outcome of one scored row.
+pub type Scores = Vec<Result<Score, SampleError>>;
 
 /// A device of one rank, with its links to the other ranks.
 ///
@@ -136,6 +139,13 @@ pub trait Device: Sized + 'static {
         logits: &mut Self::Buffer,
         vocab: Range<u32>,
     ) -> Result<Samples, CollectiveError>;
+    /// The logprob of a given token for each row; `logits`: `[rows.len(), vocab.len()]`, raw.
+    fn score(
+        &mut self,
+        rows: &[ScoreRow],
+        logits: &Self::Buffer,
+        vocab: Range<u32>,
+    ) -> Result<Scores, CollectiveError>;
     /// Time spent in collectives since the last call.
     fn take_collective_time(&mut self) -> Duration;
 }

@@ -15,6 +15,7 @@ pub mod engine;
 pub mod layers;
 pub mod memory;
 pub mod models;
+pub mod prompt_scores;
 pub mod runner;
 pub mod sampler;
 pub mod self_test;

@@ -15,6 +15,7 @@ use crate::{
     },
     memory::KvDemand,
     models::llama::Llama,
+    prompt_scores::{PromptScores, ROWS_AT_ONCE, Targets},
     sampler::SampleRow,
     sequences::{Limits, SequenceError, Sequences},
     step::Step,
@@ -31,6 +32,8 @@ pub struct StepOutcome {
     pub step_id: u64,
     /// Of the last stage; empty on the others.
     pub tokens: Vec<StepToken>,
+    /// Of the last stage, too.
+    pub prompts: Vec<PromptScores>,
     pub errors: Vec<SequenceError>,
     pub timings: Timings,
 }
@@ -151,7 +154,10 @@ impl<D: Device> Runner<D> {
     /// Reports what fits (`num_blocks == 0`), or allocates and runs the worst step once.
     pub fn warmup(&mut self, plan: &WarmupPlan) -> Result<MemoryPlan, RunError> {
         self.check_warmup(plan)?;
-        let size = StepSize { rows: plan.max_batch_tokens, sampled: plan.max_sequences };
+        let size = StepSize {
+            rows: plan.max_batch_tokens,
+            sampled: plan.max_sequences.max(ROWS_AT_ONCE.min(plan.max_batch_tokens)),
+        };
         let bytes_per_block = self.kv_bytes_per_block();
         let mut memory = MemoryPlan {
             num_blocks: plan.num_blocks as u32,
@@ -288,6 +294,7 @@ impl<D: Device> Runner<D> {
         let start = Instant::now();
         if self.place.slice.last_stage {
             self.sample(&mut outcome)?;
+            self.score_prompts(&mut outcome)?;
         } else {
             self.token_return.expect(&mut self.device, &self.batch, &mut self.sequences)?;
         }
@@ -362,6 +369,29 @@ impl<D: Device> Runner<D> {
             }
         }
         self.token_return.publish(&mut self.device, &sampled, &mut self.sequences)?;
+        Ok(())
+    }
+
+    /// Scores prompt tokens from the batch's residual stream, some rows at a time: the choice of
+    /// tokens, for which others may wait, is done and its logits are not needed any more.
+    fn score_prompts(&mut self, outcome: &mut StepOutcome) -> Result<(), RunError> {
+        let ready = self.ready.as_mut().ok_or(RunError::NotWarm)?;
+        let targets = Targets::of(&self.batch, &self.sequences);
+        let vocab = &self.place.slice.vocab;
+        let vocab = vocab.start as u32..vocab.end as u32;
+        let mut outcomes = Vec::new();
+        for (rows, scores) in targets.passes(ROWS_AT_ONCE) {
+            self.layers.logits(&mut self.device, &rows, &mut ready.work);
+            outcomes.extend(self.device.score(&scores, &ready.work.logits, vocab.clone())?);
+        }
+        let (prompts, errors) = targets.join(outcomes);
+        outcome.prompts = prompts;
+        // One answer for a sequence: its error stands for the token it may have got.
+        let failed = |sequence| errors.iter().any(|error| error.sequence == sequence);
+        outcome.tokens.retain(|token| !failed(token.sequence));
+        let known: Vec<u64> = outcome.errors.iter().map(|error| error.sequence).collect();
+        outcome.errors.extend(errors.into_iter().filter(|e| !known.contains(&e.sequence)));
+        outcome.prompts.retain(|prompt| !known.contains(&prompt.sequence));
         Ok(())
     }
 

@@ -8,6 +8,7 @@
 //!   done here.
 //! - `selection.rs`: top-k, top-p and min-p keep the likeliest tokens down to some cut; the cut is
 //!   found by radix selection over histograms, without sorting the vocabulary.
+//! - `scoring.rs`: the logprobs of a prompt's own tokens, two gathers.
 //! - `race.rs`: the draw among the kept tokens, by a counter-based Gumbel-max, one gather.
 //!
 //! All rows of a step share each gather, so the number of collective calls does not grow with rows.
@@ -23,6 +24,7 @@ mod peak;
 mod race;
 mod row;
 mod sampling;
+mod scoring;
 mod selection;
 #[cfg(test)]
 mod tests;
@@ -35,6 +37,10 @@ use trireme_kernels::Team;
 
 use row::Row;
 pub use sampling::{Sampling, SamplingError};
+pub use scoring::{Score, ScoreRow, Scoring, ScoringError, score};
+
+/// Most alternatives one token may report.
+const TOP_LOGPROBS_MAX: u32 = 128;
 
 /// One row of logits and the sequence it belongs to.
 #[derive(Clone, Copy, Debug)]

@@ -88,6 +88,10 @@ impl Sequences {
             Ok(sampling) => sampling.clone(),
             Err(message) => return refuse(message.clone()),
         };
+        let scoring = match &new.scoring {
+            Ok(scoring) => *scoring,
+            Err(message) => return refuse(message.clone()),
+        };
         self.next_generation += 1;
         let sequence = Sequence {
             generation: self.next_generation,
@@ -97,6 +101,7 @@ impl Sequences {
             computed: None,
             blocks: Vec::new(),
             sampling,
+            scoring,
         };
         self.by_id.insert(new.id, sequence);
         Ok(())

@@ -13,7 +13,9 @@ use trireme_proto::shard::v1::{self as proto, configure_request::Collective, sha
 use crate::{
     config::Identity,
     engine::{Command, Configure, EngineError, Handle, StepCommand},
-    runner::{MemoryPlan, StepOutcome, Timings, WarmupPlan},
+    prompt_scores::PromptScores,
+    runner::{MemoryPlan, StepOutcome, StepToken, Timings, WarmupPlan},
+    sequences::SequenceError,
     step::{MissingHeader, Step},
 };
 
@@ -186,27 +188,45 @@ fn warmup_reply(memory: &MemoryPlan) -> proto::WarmupReply {
 }
 
 fn step_reply(outcome: StepOutcome, answers_tokens: bool) -> proto::StepReply {
-    let tokens = if answers_tokens { outcome.tokens } else { Vec::new() };
-    let tokens = tokens
-        .into_iter()
-        .map(|sampled| proto::TokenOut {
-            sequence: sampled.sequence,
-            token: sampled.token,
-            logprob: sampled.logprob,
-            top: sampled
-                .top
-                .into_iter()
-                .map(|(token, logprob)| proto::TopLogprob { token, logprob })
-                .collect(),
-        })
-        .collect();
-    let errors = outcome
-        .errors
-        .into_iter()
-        .map(|error| proto::SequenceError { sequence: error.sequence, message: error.message })
-        .collect();
-    let timings = Some(timings(&outcome.timings));
-    proto::StepReply { step_id: outcome.step_id, tokens, errors, timings }
+    let StepOutcome { step_id, mut tokens, mut prompts, errors, timings } = outcome;
+    if !answers_tokens {
+        tokens.clear();
+        prompts.clear();
+    }
+    let error = |error: SequenceError| proto::SequenceError {
+        sequence: error.sequence,
+        message: error.message,
+    };
+    proto::StepReply {
+        step_id,
+        tokens: tokens.into_iter().map(token_out).collect(),
+        errors: errors.into_iter().map(error).collect(),
+        timings: Some(self::timings(&timings)),
+        prompts: prompts.into_iter().map(prompt_scores).collect(),
+    }
+}
+
+fn token_out(sampled: StepToken) -> proto::TokenOut {
+    let top = |(token, logprob)| proto::TopLogprob { token, logprob };
+    proto::TokenOut {
+        sequence: sampled.sequence,
+        token: sampled.token,
+        logprob: sampled.logprob,
+        top: sampled.top.into_iter().map(top).collect(),
+    }
+}
+
+fn prompt_scores(prompt: PromptScores) -> proto::PromptScores {
+    let PromptScores { sequence, start, scores } = prompt;
+    let top = || scores.iter().flat_map(|score| &score.top);
+    proto::PromptScores {
+        sequence,
+        start: start as u32,
+        logprobs: scores.iter().map(|score| score.logprob).collect(),
+        ranks: scores.iter().map(|score| score.rank).collect(),
+        top_tokens: top().map(|(token, _)| *token).collect(),
+        top_logprobs: top().map(|(_, logprob)| *logprob).collect(),
+    }
 }
 
 fn timings(timings: &Timings) -> proto::Timings {

@@ -53,20 +53,25 @@ impl<D: Device> Exit<D> {
                 device.add(&mut work.residual, &work.delta, batch.rows());
                 device.send(*rank, &work.residual, batch.rows())
             }
-            Self::Logits { norm, head } => {
-                let sampled = batch.sampled_rows();
-                if sampled.is_empty() {
-                    return Ok(());
-                }
-                // Only rows that sample go through the head: it is the largest matrix of small models.
-                device.gather(&work.residual, sampled, &mut work.sampled_residual);
-                device.gather(&work.delta, sampled, &mut work.sampled_delta);
-                let Workspace { sampled_residual, sampled_delta, sampled_normed, .. } = work;
-                let count = sampled.len();
-                norm.forward_add(device, sampled_residual, sampled_delta, count, sampled_normed);
-                head.forward(device, sampled_normed, count, &mut work.logits);
+            // Only rows that sample go through the head: it is the largest matrix of small models.
+            Self::Logits { .. } => {
+                self.logits(device, batch.sampled_rows(), work);
                 Ok(())
             }
         }
+    }
+
+    /// Leaves the logits of `rows` of the batch in `work.logits`, as long as the batch's residual
+    /// stream is in `work`. Nothing on stages before the last.
+    pub fn logits(&self, device: &mut D, rows: &[usize], work: &mut Workspace<D>) {
+        let Self::Logits { norm, head } = self else { return };
+        if rows.is_empty() {
+            return;
+        }
+        device.gather(&work.residual, rows, &mut work.sampled_residual);
+        device.gather(&work.delta, rows, &mut work.sampled_delta);
+        let Workspace { sampled_residual, sampled_delta, sampled_normed, .. } = work;
+        norm.forward_add(device, sampled_residual, sampled_delta, rows.len(), sampled_normed);
+        head.forward(device, sampled_normed, rows.len(), &mut work.logits);
     }
 }

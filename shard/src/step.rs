@@ -2,7 +2,7 @@
 
 use trireme_proto::shard::v1 as proto;
 
-use crate::sampler::Sampling;
+use crate::sampler::{Sampling, Scoring};
 
 /// One ordered step of an epoch.
 #[derive(Clone, Debug, Default)]
@@ -30,6 +30,8 @@ pub struct NewSequence {
     pub prompt_len: usize,
     /// Why the sampling parameters cannot be used, where they cannot: an error of this sequence alone.
     pub sampling: Result<Sampling, String>,
+    /// Prompt tokens to be scored; those that cannot be are such an error too.
+    pub scoring: Result<Option<Scoring>, String>,
 }
 
 /// Computes `tokens[start .. start + len]`.
@@ -94,12 +96,14 @@ impl TryFrom<proto::PrefillRequest> for Step {
 
 impl From<proto::Sequence> for NewSequence {
     fn from(sequence: proto::Sequence) -> Self {
+        let scoring = sequence.scoring.as_ref().map(Scoring::try_from).transpose();
         Self {
             id: sequence.id,
             tokens: sequence.tokens,
             prompt_len: sequence.prompt_len as usize,
             sampling: Sampling::try_from(&sequence.sampling.unwrap_or_default())
                 .map_err(|error| error.to_string()),
+            scoring: scoring.map_err(|error| error.to_string()),
         }
     }
 }

@@ -11,7 +11,10 @@ use reference::{
     expected::{Expected, Prompt},
     ranks::{Model, on_ranks, prefill_all, scored_step},
 };
-use trireme_shard::step::{Chunk, Step};
+use trireme_shard::{
+    sampler::Score,
+    step::{Chunk, Step},
+};
 
 /// Tolerances of fixtures/README.md for float32.
 const LOGIT: f64 = 5e-4;
@@ -62,17 +65,30 @@ fn log_softmax(logits: &[f64], token: usize) -> f64 {
     logits[token] - max - logits.iter().map(|logit| (logit - max).exp()).sum::<f64>().ln()
 }
 
-/// All prompts in one batch, prefilled in chunks of `chunk` tokens, then decoded together. Returns
-/// each prompt's tokens and logprobs.
-fn generate(model: &Model, prompts: &[Prompt], chunk: usize) -> Vec<Vec<(u32, f32)>> {
+/// What came of one prompt.
+#[derive(Clone, Debug, Default, PartialEq)]
+struct Output {
+    /// Tokens and their logprobs.
+    answer: Vec<(u32, f32)>,
+    /// Of the prompt's tokens from the second on.
+    scores: Vec<Score>,
+}
+
+/// All prompts in one batch, prefilled in chunks of `chunk` tokens, then decoded together.
+fn generate(model: &Model, prompts: &[Prompt], chunk: usize) -> Vec<Output> {
     let new_tokens = prompts.iter().map(|prompt| prompt.greedy_ids.len()).max().unwrap_or(0);
     let answers = on_ranks(model, |runner| {
-        let mut outputs = vec![Vec::new(); prompts.len()];
+        let mut outputs = vec![Output::default(); prompts.len()];
         let mut run = |step: Step| {
             let outcome = runner.step(step).expect("step");
             assert_eq!(outcome.errors, []);
             for token in outcome.tokens {
-                outputs[token.sequence as usize].push((token.token, token.logprob));
+                outputs[token.sequence as usize].answer.push((token.token, token.logprob));
+            }
+            for prompt in outcome.prompts {
+                let scores = &mut outputs[prompt.sequence as usize].scores;
+                assert_eq!(prompt.start, scores.len() + 1, "no gap and no overlap");
+                scores.extend(prompt.scores);
             }
         };
         let longest = prompts.iter().map(|prompt| prompt.ids.len()).max().unwrap_or(0);
@@ -97,10 +113,33 @@ fn check_greedy(model: &Model, expected: &Expected, chunk: usize, tolerance: f64
     let outputs = generate(model, &expected.prompts, chunk);
     for (prompt, output) in expected.prompts.iter().zip(&outputs) {
         let what = format!("{} {} in chunks of {chunk}", model.name(), prompt.name);
-        let ids: Vec<u32> = output.iter().map(|(token, _)| *token).collect();
+        let ids: Vec<u32> = output.answer.iter().map(|(token, _)| *token).collect();
         assert_eq!(ids, prompt.greedy_ids, "{what}");
-        for ((_, found), expected) in output.iter().zip(&prompt.greedy_logprobs) {
+        for ((_, found), expected) in output.answer.iter().zip(&prompt.greedy_logprobs) {
             near(f64::from(*found), *expected, tolerance, &what);
+        }
+        check_scores(prompt, &output.scores, tolerance, &what);
+    }
+}
+
+/// The prompt's own tokens: logprob, rank and the likeliest ones at each position.
+fn check_scores(prompt: &Prompt, scores: &[Score], tolerance: f64, what: &str) {
+    assert_eq!(scores.len() + 1, prompt.ids.len(), "{what}: one score for each later token");
+    for (index, score) in scores.iter().enumerate() {
+        let position = index + 1;
+        let what = format!("{what}, prompt token {position}");
+        near(f64::from(score.logprob), prompt.token_logprobs[position], tolerance, &what);
+        let expected = prompt.top.get(index).map(Vec::as_slice).unwrap_or_default();
+        for (place, (found, expected)) in score.top.iter().zip(expected).enumerate() {
+            near(f64::from(found.1), expected.1, tolerance, &format!("{what}, top {place}"));
+        }
+        let own = score.top.iter().position(|(token, _)| *token == prompt.ids[position]);
+        match own {
+            Some(place) => {
+                assert_eq!(score.rank as usize, place + 1, "{what}: rank");
+                assert_eq!(score.top[place].1.to_bits(), score.logprob.to_bits(), "{what}");
+            }
+            None => assert!(score.rank > 5, "{what}: rank {}", score.rank),
         }
     }
 }

@@ -60,6 +60,12 @@ impl Generation for FakeRouter {
     ) -> Result<Response<Self::GenerateStreamStream>, Status> {
         Err(Status::unimplemented("not asked here"))
     }
+    async fn score(
+        &self,
+        _: Request<generate::ScoreRequest>,
+    ) -> Result<Response<generate::ScoreReply>, Status> {
+        Err(Status::unimplemented("not asked here"))
+    }
     async fn tokenize(
         &self,
         _: Request<generate::TokenizeRequest>,

@@ -34,6 +34,7 @@ fn scheduler(num_sequences: usize, stages: usize) -> Scheduler {
             min_new_tokens: 0,
             stop_token_ids: vec![1, 2],
             priority: 0,
+            score_from: None,
         };
         scheduler.add(new).expect("room for every sequence");
     }

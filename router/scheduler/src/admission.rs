@@ -87,7 +87,7 @@ impl Scheduler {
         if self.running.is_empty() { 0 } else { self.limits.headroom_blocks() }
     }
 
-    /// The longest cached prefix. The last token is always computed: it is what is sampled from.
+    /// The longest cached prefix of the tokens that may come from the cache.
     fn find_cached(&mut self, slot: Slot) -> CachedPrefix {
         let mut prefix = CachedPrefix { blocks: Vec::new(), tip: Tip::ROOT, num_unused: 0 };
         if !self.limits.prefix_cache {
@@ -96,7 +96,7 @@ impl Scheduler {
         let cache = self.pool.cache();
         let sequence = &mut self.slots[slot];
         let block_tokens = self.limits.block_tokens;
-        for block in 0..(sequence.tokens.len() - 1) / block_tokens {
+        for block in 0..sequence.cacheable_tokens() / block_tokens {
             cache.hash_chain(&sequence.tokens, &mut sequence.hashes, block + 1);
             let tokens = &sequence.tokens[block * block_tokens..(block + 1) * block_tokens];
             let Some((found, tip)) = cache.find(prefix.tip, sequence.hashes[block], tokens) else {
@@ -115,7 +115,7 @@ impl Scheduler {
     fn is_being_computed(&mut self, slot: Slot, prefix: &CachedPrefix) -> bool {
         let block_tokens = self.limits.block_tokens;
         let num_cached = prefix.blocks.len();
-        let num_usable = (self.slots[slot].tokens.len() - 1) / block_tokens;
+        let num_usable = self.slots[slot].cacheable_tokens() / block_tokens;
         if !self.limits.prefix_cache || num_cached == num_usable {
             return false;
         }

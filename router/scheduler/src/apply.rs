@@ -107,7 +107,7 @@ impl Scheduler {
             self.end(part.slot);
             return;
         }
-        sequence.computed = part.end;
+        sequence.take_computed(part.end);
         self.enter_computed(part.slot);
         if let Answer::Token(token) = answer {
             self.take_token(part.slot, token, events);

@@ -92,6 +92,7 @@ impl Scheduler {
         assert!(sequence.computed <= sequence.planned);
         assert_eq!(sequence.blocks.len(), self.limits.blocks_for(sequence.planned));
         assert!(sequence.entered * self.limits.block_tokens <= sequence.computed);
+        assert!(sequence.score_from.is_none_or(|from| (1..sequence.prompt_len).contains(&from)));
         match sequence.phase {
             Phase::Waiting => {
                 assert!(sequence.blocks.is_empty());

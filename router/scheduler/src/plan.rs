@@ -30,6 +30,8 @@ pub struct Admit {
     /// Prompt, then what was generated before a preemption.
     pub tokens: Vec<u32>,
     pub prompt_len: usize,
+    /// Prompt tokens from here on are to be scored.
+    pub score_from: Option<usize>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

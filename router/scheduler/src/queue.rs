@@ -15,7 +15,7 @@ pub(crate) const LOOK_AHEAD: usize = 16;
 pub enum Rejection {
     #[error("the queue holds {limit} sequences, its limit")]
     QueueFull { limit: usize },
-    #[error("prompt of {given} tokens leaves no room for an answer in {limit}")]
+    #[error("prompt of {given} tokens does not fit in {limit} with its answer")]
     TooLong { given: usize, limit: usize },
     #[error("the prompt is empty")]
     EmptyPrompt,

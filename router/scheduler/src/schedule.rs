@@ -165,8 +165,12 @@ impl Scheduler {
         self.next_step += 1;
         for slot in draft.admit {
             let sequence = &self.slots[slot];
-            let (id, prompt_len) = (sequence.id, sequence.prompt_len);
-            plan.admit.push(Admit { id, tokens: sequence.tokens.clone(), prompt_len });
+            plan.admit.push(Admit {
+                id: sequence.id,
+                tokens: sequence.tokens.clone(),
+                prompt_len: sequence.prompt_len,
+                score_from: sequence.score_from,
+            });
         }
         let mut parts = draft.chunks;
         for part in &parts {

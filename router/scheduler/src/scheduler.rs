@@ -80,7 +80,8 @@ impl Scheduler {
         if self.ids.contains_key(&sequence.id) {
             return Err(Rejection::Duplicate(sequence.id));
         }
-        if prompt_len >= limits.max_model_len {
+        // A prompt that is only computed needs no room for an answer.
+        if prompt_len + sequence.max_new_tokens.min(1) > limits.max_model_len {
             return Err(Rejection::TooLong { given: prompt_len, limit: limits.max_model_len });
         }
         let max_len = prompt_len.saturating_add(sequence.max_new_tokens).min(limits.max_model_len);

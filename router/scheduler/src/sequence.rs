@@ -23,6 +23,9 @@ pub struct NewSequence {
     /// Higher runs first; equal ones in order of arrival. Strict: a lower one waits for as long as
     /// higher ones keep coming and fit.
     pub priority: i32,
+    /// Prompt tokens from here on are scored: their logprobs come with the step that computes the
+    /// token before them, so none of those is taken from the prefix cache.
+    pub score_from: Option<usize>,
 }
 
 /// Order of service: the least goes first, the greatest is preempted first.
@@ -52,6 +55,8 @@ pub(crate) struct Sequence {
     /// Prompt and every generated token known so far.
     pub tokens: Vec<u32>,
     pub prompt_len: usize,
+    /// The first prompt token whose score is wanted and not known; nothing when there is none.
+    pub score_from: Option<usize>,
     /// Most tokens, prompt and answer.
     pub max_len: usize,
     min_new_tokens: usize,
@@ -85,11 +90,14 @@ pub(crate) struct Sequence {
 
 impl Sequence {
     pub fn new(new: NewSequence, arrival: u64, max_len: usize) -> Self {
+        // The first token has no distribution before it.
+        let score_from = new.score_from.map(|from| from.max(1));
         Self {
             id: new.id,
             rank: Rank { priority: Reverse(new.priority), arrival },
             phase: Phase::Waiting,
             prompt_len: new.prompt.len(),
+            score_from: score_from.filter(|from| *from < new.prompt.len()),
             tokens: new.prompt,
             max_len,
             min_new_tokens: new.min_new_tokens,
@@ -138,6 +146,20 @@ impl Sequence {
     pub fn stops_at(&self, token: u32) -> bool {
         let before = self.tokens.len() - 1 - self.prompt_len;
         before >= self.min_new_tokens && self.stop_token_ids.contains(&token)
+    }
+
+    /// Leading tokens that may come from the prefix cache. The last token is always computed: it is
+    /// what is sampled from. So is every token that scores the one after it.
+    pub fn cacheable_tokens(&self) -> usize {
+        self.score_from.unwrap_or(self.tokens.len()).min(self.tokens.len()) - 1
+    }
+
+    /// The first `end` tokens are computed, and those they foretell are scored.
+    pub fn take_computed(&mut self, end: usize) {
+        self.computed = end;
+        let prompt_len = self.prompt_len;
+        let unscored = |from: usize| from.max(end + 1);
+        self.score_from = self.score_from.map(unscored).filter(|from| *from < prompt_len);
     }
 
     /// Back to what it was in the queue, tokens kept.

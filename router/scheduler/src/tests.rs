@@ -8,6 +8,13 @@ mod transcript;
 use crate::NewSequence;
 
 fn sequence(id: u64, prompt: Vec<u32>, max_new_tokens: usize) -> NewSequence {
-    let (min_new_tokens, stop_token_ids, priority) = (0, vec![], 0);
-    NewSequence { id, prompt, max_new_tokens, min_new_tokens, stop_token_ids, priority }
+    NewSequence {
+        id,
+        prompt,
+        max_new_tokens,
+        min_new_tokens: 0,
+        stop_token_ids: vec![],
+        priority: 0,
+        score_from: None,
+    }
 }

@@ -6,13 +6,13 @@ use tokio::sync::mpsc;
 use tracing::Span;
 use trireme_proto::shard::v1 as proto;
 
-use super::{events::Delivery, lifecycle::Lifecycle};
+use super::{events::Delivery, lifecycle::Lifecycle, scored_prompt::ScoredPrompt};
 use crate::{
     api::{FinishReason, Finished, GenerateEvent, StopCause, Token, TopToken, Usage},
     detokenizer::{Detokenizer, TextDecoder},
     error::RouterError,
     metrics::Outcome,
-    shard_group,
+    shard_group::{self, SequenceParameters},
     stop::StopMatcher,
     validation::ValidRequest,
 };
@@ -46,6 +46,8 @@ pub struct ActiveRequest {
     last_id: Option<u32>,
     /// The token that the answer ends with; it leaves with the end.
     last: Option<Token>,
+    /// Scores of the prompt; they leave with what leaves first.
+    prompt: Option<ScoredPrompt>,
 }
 
 impl ActiveRequest {
@@ -57,6 +59,7 @@ impl ActiveRequest {
     ) -> Self {
         let parameters = &request.parameters;
         let skip_special = parameters.skip_special_tokens;
+        let scored = |scoring| ScoredPrompt::new(request.prompt_ids.clone(), scoring);
         Self {
             detokenizer: decoder.clone().map(|decoder| Detokenizer::new(decoder, skip_special)),
             stops: StopMatcher::new(parameters.stop.clone(), parameters.include_stop),
@@ -68,6 +71,7 @@ impl ActiveRequest {
             cached_tokens: 0,
             last_id: None,
             last: None,
+            prompt: parameters.prompt_scoring.map(scored),
             request,
         }
     }
@@ -77,17 +81,27 @@ impl ActiveRequest {
         self.lifecycle.span()
     }
 
-    /// What the shards need to sample it.
-    pub fn wire_sampling(&self) -> proto::Sampling {
+    /// What the shards need to know of it.
+    pub fn sequence_parameters(&self) -> SequenceParameters {
         let parameters = &self.request.parameters;
         let (least, stops) = (parameters.min_new_tokens, &parameters.stop_token_ids);
-        shard_group::sampling(&parameters.sampling, least, stops)
+        SequenceParameters {
+            sampling: shard_group::sampling(&parameters.sampling, least, stops),
+            prompt_top_logprobs: parameters.prompt_scoring.map_or(0, |s| s.top_logprobs),
+        }
     }
 
     pub fn started(&mut self, cached_tokens: usize) {
         let cached_tokens = cached_tokens as u32;
         if self.lifecycle.started(self.request.prompt_ids.len() as u32, cached_tokens) {
             self.cached_tokens = cached_tokens;
+        }
+    }
+
+    /// Takes scores of its prompt's tokens.
+    pub fn scored(&mut self, scores: proto::PromptScores) {
+        if let Some(prompt) = &mut self.prompt {
+            prompt.push(scores);
         }
     }
 
@@ -149,9 +163,9 @@ impl ActiveRequest {
     }
 
     /// Never waits: one place stays free for the end.
-    fn send(&self, token: Token) -> Result<(), Abandoned> {
+    fn send(&mut self, token: Token) -> Result<(), Abandoned> {
         self.check_reader()?;
-        let delivery = Delivery { token: Some(token), end: None };
+        let delivery = Delivery { prompt: self.prompt.take(), token: Some(token), end: None };
         self.deliveries.try_send(delivery).map_err(|_| Abandoned::Gone)
     }
 
@@ -166,7 +180,8 @@ impl ActiveRequest {
 
     /// The end, with the last token if that is still here.
     fn send_end(&mut self, end: GenerateEvent) {
-        let delivery = Delivery { token: self.last.take(), end: Some(end) };
+        let prompt = self.prompt.take().filter(|_| matches!(end, GenerateEvent::Finished(_)));
+        let delivery = Delivery { prompt, token: self.last.take(), end: Some(end) };
         // A client that left does not hear it.
         let _ = self.deliveries.try_send(delivery);
     }

@@ -176,9 +176,11 @@ impl EngineLoop {
         let (deliveries, unread) = mpsc::channel(places);
         let lifecycle = Lifecycle::queued(span);
         let decoder = self.decoder.clone();
+        let canceller = self.ends.canceller.clone();
+        let events = EventStream::new(id, unread, decoder.clone(), canceller);
         self.active.insert(id, ActiveRequest::new(request, lifecycle, decoder, deliveries));
         // Dropped unread, by a caller who left meanwhile, the stream cancels the request.
-        let _ = admitted.send(Ok(EventStream::new(id, unread, self.ends.canceller.clone())));
+        let _ = admitted.send(Ok(events));
     }
 
     fn reset_prefix_cache(&mut self, reset: Reset) {
@@ -208,6 +210,7 @@ impl EngineLoop {
             min_new_tokens: parameters.min_new_tokens as usize,
             stop_token_ids: parameters.stop_token_ids.clone(),
             priority: parameters.priority,
+            score_from: parameters.prompt_scoring.map(|scoring| scoring.start as usize),
         };
         scheduler.add(sequence).map_err(refusal)
     }
@@ -320,7 +323,7 @@ impl EngineLoop {
                     let step_id = plan.step_id;
                     let active = &self.active;
                     let request = StepRequest::new(self.epoch, plan, |id| {
-                        active.get(&id).map(ActiveRequest::wire_sampling).unwrap_or_default()
+                        active.get(&id).map(ActiveRequest::sequence_parameters).unwrap_or_default()
                     });
                     let sent = group.submit(step_id, &request, &step.span);
                     self.steps.push_back(step);
@@ -353,6 +356,11 @@ impl EngineLoop {
             Ok(events) => events,
             Err(error) => return self.lose_group(GroupError::Answer(error)),
         };
+        for scores in result.prompts {
+            if let Some(request) = self.active.get_mut(&scores.sequence) {
+                request.scored(scores);
+            }
+        }
         let outputs = result.tokens.into_iter().map(|out| (out.sequence, out)).collect();
         self.deliver(events, &outputs, &result.errors);
     }

@@ -84,6 +84,67 @@ async fn a_deadline_ends_an_answer_and_its_generation() {
     }
 }
 
+#[tokio::test]
+async fn a_prompt_is_scored() {
+    use proto::score_request::Prompt;
+    let service = service(Fake::default());
+    let request = |prompt, top_logprobs, start| proto::ScoreRequest {
+        prompt,
+        top_logprobs,
+        start,
+        ..Default::default()
+    };
+    let ids = Some(Prompt::Ids(proto::TokenIds { ids: vec![97, 98, 99] }));
+    let reply = service.score(Request::new(request(ids, 1, 2))).await.unwrap().into_inner();
+    let found: Vec<_> = reply.tokens.iter().map(|t| (t.id, t.logprob, t.rank)).collect();
+    assert_eq!(found, [(97, None, None), (98, None, None), (99, Some(-2.5), Some(3))]);
+    assert_eq!(reply.tokens[2].text, "c");
+    assert_eq!((reply.tokens[2].top[0].id, reply.tokens[2].top[0].logprob), (200, -0.25));
+    let usage = reply.usage.unwrap();
+    assert_eq!((usage.prompt_tokens, usage.completion_tokens), (3, 0));
+    let status = service.score(Request::new(request(None, 0, 0))).await.unwrap_err();
+    assert_eq!(status.message(), "prompt must be one of text and ids; none is given");
+}
+
+#[tokio::test]
+async fn a_scoring_that_takes_too_long_is_cut_and_cancelled() {
+    let fake = Fake::default();
+    let dropped = fake.dropped.clone();
+    let service = service(fake);
+    let prompt = Some(proto::score_request::Prompt::Text("hang".into()));
+    let mut request = Request::new(proto::ScoreRequest { prompt, ..Default::default() });
+    request.set_timeout(Duration::from_millis(30));
+    let status = service.score(request).await.unwrap_err();
+    assert_eq!(status.code(), Code::DeadlineExceeded, "{status}");
+    assert_eq!(dropped.0.available_permits(), 1);
+}
+
+/// Programs read the reason and the field.
+#[tokio::test]
+async fn errors_have_details() {
+    use tonic_types::StatusExt;
+    let service = service(Fake::default());
+    let refused = |text: &'static str| {
+        let service = service.clone();
+        async move { service.generate(Request::new(self::text(text))).await.unwrap_err() }
+    };
+    for (prompt, reason, field) in [
+        ("too hot", "INVALID_VALUE", Some("max_new_tokens")),
+        ("full", "QUEUE_FULL", None),
+        ("not ready", "NOT_READY", None),
+        ("broken", "INTERNAL_ERROR", None),
+    ] {
+        let status = refused(prompt).await;
+        let info = status.get_details_error_info().expect("ErrorInfo");
+        assert_eq!((info.reason.as_str(), info.domain.as_str()), (reason, "trireme"));
+        let violations = status.get_details_bad_request().map(|bad| bad.field_violations);
+        let found = violations.and_then(|violations| Some(violations.first()?.field.clone()));
+        assert_eq!(found.as_deref(), field, "{prompt}");
+    }
+    let retry = refused("full").await.get_details_retry_info().and_then(|info| info.retry_delay);
+    assert_eq!(retry, Some(Duration::from_secs(3)));
+}
+
 /// The shards' API is no business of clients.
 #[test]
 fn reflection_describes_the_public_api_alone() {

@@ -4,7 +4,10 @@ use serde_json::json;
 use trireme_proto::generate::v1 as proto;
 
 use crate::{
-    api::{FinishReason, GenerateEvent, GenerateRequest, Parameters, Prompt, Token, Usage},
+    api::{
+        FinishReason, GenerateEvent, GenerateRequest, Parameters, Prompt, PromptScoring,
+        PromptToken, Token, TopToken, Usage,
+    },
     error::RouterError,
     stack::{REQUEST_ID_CHARS_MAX, is_request_id},
 };
@@ -14,27 +17,52 @@ pub fn request(
     given: proto::GenerateRequest,
     served: &str,
 ) -> Result<GenerateRequest, RouterError> {
-    if !given.model.is_empty() && given.model != served {
-        let served = served.to_owned();
-        return Err(RouterError::ModelNotFound { given: given.model, served });
-    }
+    check_model(given.model, served)?;
     let prompt = match given.prompt {
         Some(proto::generate_request::Prompt::Text(text)) => Prompt::Text(text),
         Some(proto::generate_request::Prompt::Ids(ids)) => Prompt::Ids(ids.ids),
         Some(proto::generate_request::Prompt::Messages(messages)) => {
             Prompt::Messages(conversation(messages.messages)?)
         }
-        None => {
-            let message = "prompt must be one of text, ids and messages; none is given".to_owned();
-            return Err(RouterError::Invalid { field: "prompt", message });
-        }
+        None => return Err(no_prompt("text, ids and messages")),
     };
-    let request_id = match given.request_id.is_empty() {
-        true => uuid::Uuid::new_v4().simple().to_string(),
-        false => request_id(given.request_id)?,
-    };
+    let request_id = request_id(given.request_id)?;
     let parameters = parameters(given.parameters.unwrap_or_default());
     Ok(GenerateRequest { request_id, prompt, parameters })
+}
+
+/// A prompt to be scored, as the core takes it.
+pub fn scoring_request(
+    given: proto::ScoreRequest,
+    served: &str,
+) -> Result<GenerateRequest, RouterError> {
+    check_model(given.model, served)?;
+    let prompt = match given.prompt {
+        Some(proto::score_request::Prompt::Text(text)) => Prompt::Text(text),
+        Some(proto::score_request::Prompt::Ids(ids)) => Prompt::Ids(ids.ids),
+        None => return Err(no_prompt("text and ids")),
+    };
+    let scoring = PromptScoring { top_logprobs: given.top_logprobs, start: given.start };
+    let parameters = Parameters {
+        max_new_tokens: Some(0),
+        priority: given.priority,
+        add_special_tokens: Some(given.add_special_tokens),
+        prompt_scoring: Some(scoring),
+        ..Parameters::default()
+    };
+    Ok(GenerateRequest { request_id: request_id(given.request_id)?, prompt, parameters })
+}
+
+fn check_model(given: String, served: &str) -> Result<(), RouterError> {
+    if given.is_empty() || given == served {
+        return Ok(());
+    }
+    Err(RouterError::ModelNotFound { given, served: served.to_owned() })
+}
+
+fn no_prompt(forms: &str) -> RouterError {
+    let message = format!("prompt must be one of {forms}; none is given");
+    RouterError::Invalid { field: "prompt", message }
 }
 
 fn conversation(messages: Vec<proto::Message>) -> Result<Vec<serde_json::Value>, RouterError> {
@@ -49,7 +77,11 @@ fn conversation(messages: Vec<proto::Message>) -> Result<Vec<serde_json::Value>,
     Ok(messages.into_iter().map(message).collect())
 }
 
+/// As given, or made up.
 fn request_id(given: String) -> Result<String, RouterError> {
+    if given.is_empty() {
+        return Ok(uuid::Uuid::new_v4().simple().to_string());
+    }
     if is_request_id(&given) {
         return Ok(given);
     }
@@ -88,6 +120,8 @@ fn parameters(given: proto::Parameters) -> Parameters {
 pub fn event(event: GenerateEvent, request_id: &str) -> Result<proto::GenerateEvent, RouterError> {
     use proto::generate_event::Event;
     let event = match event {
+        // Not asked for by this API: an event without content.
+        GenerateEvent::Prompt(_) => return Ok(proto::GenerateEvent { event: None }),
         GenerateEvent::Token(given) => Event::Token(token(given)),
         GenerateEvent::Finished(finished) => Event::Finished(proto::Finished {
             request_id: request_id.to_owned(),
@@ -101,12 +135,21 @@ pub fn event(event: GenerateEvent, request_id: &str) -> Result<proto::GenerateEv
 }
 
 pub fn token(given: Token) -> proto::Token {
-    let top = given.top.into_iter().map(|top| proto::TopToken {
-        id: top.id,
-        text: top.piece,
-        logprob: top.logprob,
-    });
-    proto::Token { id: given.id, text: given.text, logprob: given.logprob, top: top.collect() }
+    let top = given.top.into_iter().map(top_token).collect();
+    proto::Token { id: given.id, text: given.text, logprob: given.logprob, top }
+}
+
+fn top_token(given: TopToken) -> proto::TopToken {
+    proto::TopToken { id: given.id, text: given.piece, logprob: given.logprob }
+}
+
+pub fn scored_token(given: PromptToken) -> proto::ScoredToken {
+    let (logprob, rank, top) = match given.score {
+        Some(score) => (Some(score.logprob), Some(score.rank), score.top),
+        None => (None, None, Vec::new()),
+    };
+    let top = top.into_iter().map(top_token).collect();
+    proto::ScoredToken { id: given.id, text: given.text, logprob, rank, top }
 }
 
 pub fn reason(given: FinishReason) -> proto::FinishReason {

@@ -12,7 +12,7 @@ use super::{
     App,
     ending::Ending,
     fields::Fields,
-    logprobs::ChatLogprobs,
+    logprobs::{ChatLogprobs, PromptLogprobs},
     prompts::conversation,
     refusal::Refusal,
     sampling::{self, UsageEvents},
@@ -76,6 +76,8 @@ struct Completion<'a, C> {
     usage: Option<UsageBody>,
     #[serde(skip_serializing_if = "Option::is_none")]
     prompt_token_ids: Option<&'a [u32]>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    prompt_logprobs: Option<PromptLogprobs>,
 }
 
 #[derive(Serialize)]
@@ -106,6 +108,7 @@ impl Head {
             choices,
             usage: None,
             prompt_token_ids: None,
+            prompt_logprobs: None,
         }
     }
 }
@@ -127,7 +130,7 @@ pub async fn create(
         usage: job.usage,
         n: job.n,
     };
-    let stream = job.stream;
+    let (stream, scoring) = (job.stream, job.parameters.prompt_scoring);
     let admitted = admit(&app.generator, requests(job, &request_id)).await?;
     if stream {
         let writer = stream::Writer::new(head, &admitted.prompts);
@@ -137,12 +140,17 @@ pub async fn create(
     let answers = collect(admitted).await?;
     let usage = prompts.iter().zip(&answers).map(|(prompt, answer)| Counts::of(prompt, answer));
     let usage = UsageBody::total(usage, head.n);
+    let scored = answers.first().and_then(|answer| answer.prompt.as_deref());
+    let prompt_logprobs = scored
+        .zip(scoring)
+        .map(|(prompt, scoring)| PromptLogprobs::new(prompt, scoring.top_logprobs as usize));
     let choices = answers.into_iter().enumerate();
     let choices = choices.map(|(index, answer)| choice(&head, index, answer)).collect();
     let prompt = prompts.first().map(|prompt| &**prompt);
     let completion = Completion {
         usage: Some(usage),
         prompt_token_ids: prompt.filter(|_| head.return_token_ids),
+        prompt_logprobs,
         ..head.completion("chat.completion", choices)
     };
     Ok(Json(completion).into_response())
@@ -197,7 +205,7 @@ fn requests(job: Job, request_id: &RequestId) -> Vec<GenerateRequest> {
 }
 
 fn choice(head: &Head, index: usize, answer: Answer) -> Choice {
-    let Answer { tokens, finished } = answer;
+    let Answer { tokens, finished, .. } = answer;
     Choice {
         index,
         logprobs: head.logprobs.then(|| ChatLogprobs::new(&tokens)),

@@ -13,7 +13,7 @@ use super::{
     App,
     ending::Ending,
     fields::Fields,
-    logprobs::CompletionLogprobs,
+    logprobs::{CompletionLogprobs, PromptLogprobs},
     prompts::completion_prompts,
     refusal::Refusal,
     sampling::{self, UsageEvents},
@@ -21,7 +21,7 @@ use super::{
     usage::{Counts, UsageBody},
 };
 use crate::{
-    api::{GenerateRequest, Parameters, Prompt},
+    api::{GenerateRequest, Parameters, Prompt, PromptScoring, PromptToken, Token},
     sse,
     stack::RequestId,
 };
@@ -37,6 +37,7 @@ struct Job {
     parameters: Parameters,
     n: u32,
     echo: bool,
+    prompt_logprobs: Option<usize>,
     stream: bool,
     usage: UsageEvents,
     return_token_ids: bool,
@@ -48,7 +49,10 @@ struct Head {
     created: u64,
     model: String,
     n: u32,
-    logprobs: bool,
+    /// Candidates beside each token.
+    logprobs: Option<usize>,
+    /// Candidates beside each prompt token, in the array of its own.
+    prompt_logprobs: Option<usize>,
     return_token_ids: bool,
     usage: UsageEvents,
     /// The prompt's text for each choice, when it is to be repeated; else empty.
@@ -75,12 +79,30 @@ struct Choice<'a> {
     #[serde(flatten)]
     ending: Ending,
     #[serde(skip_serializing_if = "Option::is_none")]
+    prompt_logprobs: Option<PromptLogprobs>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     prompt_token_ids: Option<&'a [u32]>,
     #[serde(skip_serializing_if = "Option::is_none")]
     token_ids: Option<Vec<u32>>,
 }
 
 impl Head {
+    /// Of the tokens that a choice has got: with those of its prompt where that is repeated.
+    fn logprobs(
+        &self,
+        index: usize,
+        prompt: Option<&[PromptToken]>,
+        tokens: &[Token],
+        offset_chars: usize,
+    ) -> Option<CompletionLogprobs> {
+        let top = self.logprobs?;
+        let echoed = prompt.filter(|_| self.echoes.get(index).is_some());
+        Some(match echoed {
+            Some(prompt) => CompletionLogprobs::echoed(prompt, top, tokens, offset_chars),
+            None => CompletionLogprobs::new(tokens, offset_chars),
+        })
+    }
+
     fn completion<'a>(
         &'a self,
         choices: Vec<Choice<'a>>,
@@ -107,6 +129,9 @@ pub async fn create(
     app.check_choices(job.prompts.len(), job.n)?;
     let head = head(&app, &request_id, &job).await?;
     if job.parameters.max_new_tokens == Some(0) {
+        refuse_empty_stream(&job)?;
+    }
+    if job.parameters.max_new_tokens == Some(0) && job.parameters.prompt_scoring.is_none() {
         return echo_alone(&app, head, &job).await;
     }
     let stream = job.stream;
@@ -134,7 +159,9 @@ fn read(fields: &mut Fields) -> Result<Job, Refusal> {
     let prompt = fields.take("prompt").ok_or_else(|| Refusal::missing("prompt"))?;
     let mut parameters = sampling::openai(fields)?;
     let echo = fields.flag("echo")?;
-    let max_tokens = sampling::max_tokens(fields, if echo { 0 } else { 1 })?;
+    let prompt_logprobs = parameters.prompt_scoring.map(|scoring| scoring.top_logprobs as usize);
+    let has_answer = !echo && prompt_logprobs.is_none();
+    let max_tokens = sampling::max_tokens(fields, u32::from(has_answer))?;
     // null asks for all the room there is, as in vLLM.
     parameters.max_new_tokens = match max_tokens {
         None if fields.is_written("max_tokens") => None,
@@ -146,14 +173,20 @@ fn read(fields: &mut Fields) -> Result<Job, Refusal> {
         parameters.top_logprobs = top;
     }
     if echo && parameters.logprobs {
-        let message = "echo together with logprobs (scoring a prompt) is not supported";
-        return Err(Refusal::unsupported("echo", message));
+        let scoring = parameters.prompt_scoring.get_or_insert(PromptScoring {
+            start: sampling::scoring_start(fields)?,
+            ..PromptScoring::default()
+        });
+        scoring.top_logprobs = scoring.top_logprobs.max(parameters.top_logprobs);
+        // Its tokens are counted by the client, who knows nothing of a token put before them.
+        parameters.add_special_tokens.get_or_insert(false);
     }
     Ok(Job {
         prompts: completion_prompts(prompt)?,
         parameters,
         n: sampling::choices(fields)?,
         echo,
+        prompt_logprobs,
         stream: fields.flag("stream")?,
         usage: sampling::usage_events(fields)?,
         return_token_ids: fields.flag("return_token_ids")?,
@@ -181,7 +214,8 @@ async fn head(app: &App, request_id: &RequestId, job: &Job) -> Result<Head, Refu
         created: app.now_s(),
         model: app.generator.model().name,
         n: job.n,
-        logprobs: job.parameters.logprobs,
+        logprobs: job.parameters.logprobs.then_some(job.parameters.top_logprobs as usize),
+        prompt_logprobs: job.prompt_logprobs,
         return_token_ids: job.return_token_ids,
         usage: job.usage,
         echoes,
@@ -218,23 +252,31 @@ fn requests(job: Job, request_id: &RequestId) -> Vec<GenerateRequest> {
 
 fn choice<'a>(head: &Head, index: usize, prompt: &'a [u32], answer: Answer) -> Choice<'a> {
     let echo = head.echoes.get(index).map_or("", String::as_str);
-    let Answer { tokens, finished } = answer;
+    let Answer { prompt: scored, tokens, finished } = answer;
+    let scored = scored.as_deref();
     Choice {
         index,
         text: format!("{echo}{}", finished.text),
-        logprobs: head.logprobs.then(|| CompletionLogprobs::new(&tokens, echo.chars().count())),
+        logprobs: head.logprobs(index, scored, &tokens, echo.chars().count()),
         ending: Ending::of(&finished),
+        prompt_logprobs: scored
+            .zip(head.prompt_logprobs)
+            .map(|(prompt, top)| PromptLogprobs::new(prompt, top)),
         prompt_token_ids: head.return_token_ids.then_some(prompt),
         token_ids: head.return_token_ids.then(|| tokens.iter().map(|token| token.id).collect()),
     }
 }
 
-/// `echo` with `max_tokens` 0: the prompt is the answer, and nothing is generated.
-async fn echo_alone(app: &App, head: Head, job: &Job) -> Result<Response, Refusal> {
-    if job.stream {
-        let message = "max_tokens must be at least 1 when streaming, got 0";
-        return Err(Refusal::invalid("max_tokens", message));
+fn refuse_empty_stream(job: &Job) -> Result<(), Refusal> {
+    if !job.stream {
+        return Ok(());
     }
+    let message = "max_tokens must be at least 1 when streaming, got 0";
+    Err(Refusal::invalid("max_tokens", message))
+}
+
+/// `echo` with `max_tokens` 0 and no scores: the prompt is the answer, and nothing is computed.
+async fn echo_alone(app: &App, head: Head, job: &Job) -> Result<Response, Refusal> {
     let special = job.parameters.add_special_tokens;
     let ids = try_join_all(job.prompts.iter().map(|prompt| async {
         Ok::<_, Refusal>(match prompt {
@@ -255,6 +297,7 @@ async fn echo_alone(app: &App, head: Head, job: &Job) -> Result<Response, Refusa
         text: echo.clone(),
         logprobs: None,
         ending: length.clone(),
+        prompt_logprobs: None,
         prompt_token_ids: head.return_token_ids.then(|| &*ids[index / head.n as usize]),
         token_ids: head.return_token_ids.then(Vec::new),
     });

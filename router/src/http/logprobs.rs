@@ -2,7 +2,7 @@
 
 use serde::{Serialize, Serializer};
 
-use crate::api::{Token, TopToken};
+use crate::api::{PromptScore, PromptToken, Token, TopToken};
 
 /// What stands for a logprob that JSON cannot hold, as in vLLM.
 const LOGPROB_MIN: f32 = -9999.0;
@@ -14,21 +14,42 @@ pub struct CompletionLogprobs {
     text_offset: Vec<usize>,
     token_logprobs: Vec<Option<f32>>,
     tokens: Vec<String>,
-    top_logprobs: Vec<Candidates>,
+    top_logprobs: Vec<Option<Candidates>>,
 }
 
 impl CompletionLogprobs {
     /// Of tokens whose text begins `offset_chars` into the choice's text.
-    pub fn new(tokens: &[Token], mut offset_chars: usize) -> Self {
+    pub fn new(tokens: &[Token], offset_chars: usize) -> Self {
         let mut logprobs = Self::default();
-        for token in tokens {
+        logprobs.answer(tokens, offset_chars);
+        logprobs
+    }
+
+    /// Of a prompt that is repeated, with `top` candidates a token, then of the answer's tokens. A
+    /// prompt token without a score has null in both arrays.
+    pub fn echoed(prompt: &[PromptToken], top: usize, tokens: &[Token], echo_chars: usize) -> Self {
+        let mut logprobs = Self::default();
+        let mut offset_chars = 0;
+        for token in prompt {
+            let score = token.score.as_ref();
             logprobs.text_offset.push(offset_chars);
-            logprobs.token_logprobs.push(token.logprob.map(writable));
+            logprobs.token_logprobs.push(score.map(|score| writable(score.logprob)));
             logprobs.tokens.push(token.piece.clone());
-            logprobs.top_logprobs.push(Candidates::new(token));
+            logprobs.top_logprobs.push(score.map(|score| Candidates::of(token, score, top)));
             offset_chars += token.text.chars().count();
         }
+        logprobs.answer(tokens, echo_chars);
         logprobs
+    }
+
+    fn answer(&mut self, tokens: &[Token], mut offset_chars: usize) {
+        for token in tokens {
+            self.text_offset.push(offset_chars);
+            self.token_logprobs.push(token.logprob.map(writable));
+            self.tokens.push(token.piece.clone());
+            self.top_logprobs.push(Some(Candidates::new(token)));
+            offset_chars += token.text.chars().count();
+        }
     }
 }
 
@@ -51,6 +72,17 @@ impl Candidates {
         candidates
     }
 
+    fn of(token: &PromptToken, score: &PromptScore, top: usize) -> Self {
+        let mut candidates = Self::default();
+        for TopToken { id, piece, logprob, .. } in score.top.iter().take(top) {
+            candidates.insert(*id, piece, *logprob);
+        }
+        if score.top.iter().take(top).all(|top| top.id != token.id) {
+            candidates.insert(token.id, &token.piece, score.logprob);
+        }
+        candidates
+    }
+
     /// Distinct ids can have one piece (an incomplete character); the later one is named by its id.
     fn insert(&mut self, id: u32, piece: &str, logprob: f32) {
         let taken = self.0.iter().any(|(known, _)| known == piece);
@@ -62,6 +94,51 @@ impl Candidates {
 impl Serialize for Candidates {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.collect_map(self.0.iter().map(|(piece, logprob)| (piece, logprob)))
+    }
+}
+
+/// vLLM's `prompt_logprobs`: for each prompt token null, or a map from ids to candidates, the
+/// prompt's own token first.
+#[derive(Debug)]
+pub struct PromptLogprobs(Vec<Option<Vec<(u32, PromptCandidate)>>>);
+
+#[derive(Debug, Serialize)]
+struct PromptCandidate {
+    logprob: f32,
+    rank: u32,
+    decoded_token: String,
+}
+
+impl PromptLogprobs {
+    /// With `top` candidates a token, and its own where it is not among them.
+    pub fn new(prompt: &[PromptToken], top: usize) -> Self {
+        let candidates = |token: &PromptToken| {
+            let score = token.score.as_ref()?;
+            let own = PromptCandidate {
+                logprob: writable(score.logprob),
+                rank: score.rank,
+                decoded_token: token.piece.clone(),
+            };
+            let candidate = |(rank, top): (u32, &TopToken)| {
+                let decoded_token = top.piece.clone();
+                (top.id, PromptCandidate { logprob: writable(top.logprob), rank, decoded_token })
+            };
+            let others = (1..).zip(&score.top).take(top).filter(|(_, top)| top.id != token.id);
+            Some(std::iter::once((token.id, own)).chain(others.map(candidate)).collect())
+        };
+        Self(prompt.iter().map(candidates).collect())
+    }
+}
+
+impl Serialize for PromptLogprobs {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        struct Map<'a>(&'a [(u32, PromptCandidate)]);
+        impl Serialize for Map<'_> {
+            fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+                serializer.collect_map(self.0.iter().map(|(id, candidate)| (id, candidate)))
+            }
+        }
+        serializer.collect_seq(self.0.iter().map(|entry| entry.as_deref().map(Map)))
     }
 }
 

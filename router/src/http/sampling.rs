@@ -10,7 +10,7 @@ use super::{
     refusal::Refusal,
 };
 use crate::{
-    api::Parameters,
+    api::{Parameters, PromptScoring},
     validation::{PRIORITY_MOST, TOP_LOGPROBS_MOST},
 };
 
@@ -30,7 +30,6 @@ const UNSUPPORTED: &[&str] = &[
     "guided_whitespace_pattern",
     "logits_processors",
     "prompt_embeds",
-    "prompt_logprobs",
     "structured_outputs",
     "thinking_token_budget",
     "use_beam_search",
@@ -68,7 +67,24 @@ pub fn openai(fields: &Fields) -> Result<Parameters, Refusal> {
         truncate: fields.count("truncate_prompt_tokens", 1)?,
         skip_special_tokens: fields.optional_flag("skip_special_tokens")?,
         add_special_tokens: fields.optional_flag("add_special_tokens")?,
+        prompt_scoring: prompt_scoring(fields)?,
     })
+}
+
+/// `prompt_logprobs`, of the tokens from `logprob_start_len` on.
+fn prompt_scoring(fields: &Fields) -> Result<Option<PromptScoring>, Refusal> {
+    let Some(top_logprobs) = candidates(fields, "prompt_logprobs")? else { return Ok(None) };
+    if fields.flag("stream")? {
+        let message = "prompt_logprobs are not told in a stream; send stream false, or echo with \
+                       logprobs";
+        return Err(Refusal::invalid("prompt_logprobs", message));
+    }
+    Ok(Some(PromptScoring { top_logprobs, start: scoring_start(fields)? }))
+}
+
+/// Prompt tokens before it need no score.
+pub fn scoring_start(fields: &Fields) -> Result<u32, Refusal> {
+    Ok(fields.count("logprob_start_len", 0)?.unwrap_or(0))
 }
 
 /// `max_tokens` under either of its names, at least `least`; `max_completion_tokens` is the newer

@@ -20,6 +20,7 @@ mod benchmarks;
 mod errors;
 pub(crate) mod fake;
 mod lifecycle;
+mod scoring;
 mod shapes;
 mod streams;
 mod traces;

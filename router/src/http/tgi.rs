@@ -17,7 +17,8 @@ use super::{
 };
 use crate::{
     api::{
-        FinishReason, Finished, GenerateRequest, Parameters, Prompt, StopCause, Token, TopToken,
+        FinishReason, Finished, GenerateRequest, Parameters, Prompt, PromptScoring, PromptToken,
+        StopCause, Token, TopToken,
     },
     sse,
     stack::RequestId,
@@ -26,8 +27,7 @@ use crate::{
 mod stream;
 
 /// Known parameters that change the answer and are not built.
-const UNSUPPORTED: &[&str] =
-    &["adapter_id", "decoder_input_details", "grammar", "watermark", "tools", "tool_prompt"];
+const UNSUPPORTED: &[&str] = &["adapter_id", "grammar", "watermark", "tools", "tool_prompt"];
 
 struct Job {
     inputs: String,
@@ -50,10 +50,19 @@ struct Details {
     generated_tokens: u32,
     /// Null when nothing was drawn at random.
     seed: Option<u64>,
-    prefill: [(); 0],
+    /// The prompt's tokens, with `decoder_input_details`.
+    prefill: Vec<PrefillToken>,
     tokens: Vec<TokenBody>,
     #[serde(skip_serializing_if = "Option::is_none")]
     top_tokens: Option<Vec<Vec<TokenBody>>>,
+}
+
+#[derive(Serialize)]
+struct PrefillToken {
+    id: u32,
+    text: String,
+    /// Null for the first token.
+    logprob: Option<f32>,
 }
 
 #[derive(Serialize)]
@@ -80,6 +89,7 @@ pub async fn generate_stream(
     mut fields: Fields,
 ) -> Result<Response, Refusal> {
     let job = read(&mut fields)?;
+    refuse_streamed_prefill(&job)?;
     streamed(&app, &request_id, job).await
 }
 
@@ -91,10 +101,19 @@ pub async fn compatible(
 ) -> Result<Response, Refusal> {
     let job = read(&mut fields)?;
     if job.stream {
+        refuse_streamed_prefill(&job)?;
         return streamed(&app, &request_id, job).await;
     }
     let generated = whole(&app, &request_id, job).await?;
     Ok(Json([generated]).into_response())
+}
+
+fn refuse_streamed_prefill(job: &Job) -> Result<(), Refusal> {
+    const FIELD: &str = "decoder_input_details";
+    match job.parameters.prompt_scoring {
+        None => Ok(()),
+        Some(_) => Err(Refusal::invalid(FIELD, format!("{FIELD} is not told in a stream"))),
+    }
 }
 
 async fn whole(app: &App, request_id: &RequestId, job: Job) -> Result<Generated, Refusal> {
@@ -104,7 +123,7 @@ async fn whole(app: &App, request_id: &RequestId, job: Job) -> Result<Generated,
     let admitted = admitted(app, request_id, job).await?;
     let seed = admitted.seeds.first().copied().filter(|_| sampled);
     let mut answers = collect(admitted).await?;
-    let Some(Answer { tokens, finished }) = answers.pop() else {
+    let Some(Answer { prompt, tokens, finished }) = answers.pop() else {
         return Err(Refusal::panicked());
     };
     Ok(Generated {
@@ -113,7 +132,7 @@ async fn whole(app: &App, request_id: &RequestId, job: Job) -> Result<Generated,
             finish_reason: reason(&finished),
             generated_tokens: finished.usage.completion_tokens,
             seed,
-            prefill: [],
+            prefill: prompt.iter().flatten().map(PrefillToken::new).collect(),
             top_tokens: (top > 0).then(|| tokens.iter().map(top_tokens).collect()),
             tokens: tokens.iter().map(TokenBody::new).collect(),
         }),
@@ -152,7 +171,7 @@ fn read(fields: &mut Fields) -> Result<Job, Refusal> {
     }
     Ok(Job {
         inputs,
-        details: given.flag("details")?,
+        details: given.flag("details")? || given.flag("decoder_input_details")?,
         return_full_text: given.flag("return_full_text")?,
         stream: fields.flag("stream")?,
         parameters: parameters(&given)?,
@@ -182,6 +201,7 @@ fn parameters(given: &Fields) -> Result<Parameters, Refusal> {
         logprobs: true,
         top_logprobs: candidates(given, "top_n_tokens")?.unwrap_or(0),
         truncate: given.count("truncate", 1)?,
+        prompt_scoring: given.flag("decoder_input_details")?.then(PromptScoring::default),
         ..Parameters::default()
     })
 }
@@ -206,6 +226,13 @@ fn top_tokens(token: &Token) -> Vec<TokenBody> {
         special: false,
     };
     token.top.iter().map(body).collect()
+}
+
+impl PrefillToken {
+    fn new(token: &PromptToken) -> Self {
+        let logprob = token.score.as_ref().map(|score| writable(score.logprob));
+        Self { id: token.id, text: token.piece.clone(), logprob }
+    }
 }
 
 impl TokenBody {

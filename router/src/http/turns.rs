@@ -13,7 +13,7 @@ use tracing_opentelemetry::OpenTelemetrySpanExt;
 
 use super::refusal::Refusal;
 use crate::{
-    api::{Finished, GenerateEvent, GenerateRequest, Generator, Token},
+    api::{Finished, GenerateEvent, GenerateRequest, Generator, PromptToken, Token},
     error::RouterError,
 };
 
@@ -29,6 +29,8 @@ pub struct Admitted {
 /// What one choice says next: a token, its end, or both when the end is known with the last token.
 pub struct Turn {
     pub choice: usize,
+    /// With the first turn of a choice whose prompt is scored.
+    pub prompt: Option<Vec<PromptToken>>,
     pub token: Option<Token>,
     pub end: Option<Result<Finished, RouterError>>,
 }
@@ -97,11 +99,16 @@ fn turns(choice: usize, events: BoxStream<'static, GenerateEvent>) -> BoxStream<
     let state = Some(events.peekable());
     stream::unfold(state, move |state| async move {
         let mut events = state?;
-        let (token, end) = match events.next().await {
+        let (prompt, event) = match events.next().await {
+            Some(GenerateEvent::Prompt(prompt)) => (Some(prompt), events.next().await),
+            event => (None, event),
+        };
+        let (token, end) = match event {
             Some(GenerateEvent::Token(token)) => {
                 let ended = Pin::new(&mut events).peek().now_or_never().flatten();
                 if !matches!(ended, Some(GenerateEvent::Finished(_))) {
-                    return Some((Turn { choice, token: Some(token), end: None }, Some(events)));
+                    let turn = Turn { choice, prompt, token: Some(token), end: None };
+                    return Some((turn, Some(events)));
                 }
                 (Some(token), events.next().await)
             }
@@ -112,13 +119,15 @@ fn turns(choice: usize, events: BoxStream<'static, GenerateEvent>) -> BoxStream<
             Some(GenerateEvent::Failed(error)) => Err(error),
             _ => Err(RouterError::Internal(anyhow!("a generation ended without a reason"))),
         };
-        Some((Turn { choice, token, end: Some(end) }, None))
+        Some((Turn { choice, prompt, token, end: Some(end) }, None))
     })
     .boxed()
 }
 
 /// One choice, whole.
 pub struct Answer {
+    /// Where the prompt is scored.
+    pub prompt: Option<Vec<PromptToken>>,
     pub tokens: Vec<Token>,
     pub finished: Finished,
 }
@@ -129,7 +138,11 @@ pub async fn collect(admitted: Admitted) -> Result<Vec<Answer>, Refusal> {
     let Admitted { prompts, mut turns, .. } = admitted;
     let mut tokens: Vec<Vec<Token>> = prompts.iter().map(|_| Vec::new()).collect();
     let mut ends: Vec<Option<Finished>> = prompts.iter().map(|_| None).collect();
+    let mut scored: Vec<Option<Vec<PromptToken>>> = prompts.iter().map(|_| None).collect();
     while let Some(turn) = turns.next().await {
+        if turn.prompt.is_some() {
+            scored[turn.choice] = turn.prompt;
+        }
         tokens[turn.choice].extend(turn.token);
         if let Some(end) = turn.end {
             ends[turn.choice] = Some(end?);
@@ -138,8 +151,9 @@ pub async fn collect(admitted: Admitted) -> Result<Vec<Answer>, Refusal> {
     tokens
         .into_iter()
         .zip(ends)
-        .map(|(tokens, end)| match end {
-            Some(finished) => Ok(Answer { tokens, finished }),
+        .zip(scored)
+        .map(|((tokens, end), prompt)| match end {
+            Some(finished) => Ok(Answer { prompt, tokens, finished }),
             None => Err(RouterError::Internal(anyhow!("a choice never ended")).into()),
         })
         .collect()

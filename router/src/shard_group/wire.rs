@@ -5,6 +5,14 @@ use trireme_scheduler::{Plan, SequenceId};
 
 use crate::validation::Sampling;
 
+/// What the shards must know of a sequence beside its tokens.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct SequenceParameters {
+    pub sampling: proto::Sampling,
+    /// The likeliest tokens to report beside each prompt token that is scored.
+    pub prompt_top_logprobs: u32,
+}
+
 /// A step as it goes over the wire: `Decode` when nothing is prefilled.
 #[derive(Clone, Debug, PartialEq)]
 pub enum StepRequest {
@@ -13,11 +21,11 @@ pub enum StepRequest {
 }
 
 impl StepRequest {
-    /// `sampling` is asked for every sequence that the plan admits.
+    /// `parameters` are asked for every sequence that the plan admits.
     pub fn new(
         epoch: u64,
         plan: Plan,
-        mut sampling: impl FnMut(SequenceId) -> proto::Sampling,
+        mut parameters: impl FnMut(SequenceId) -> SequenceParameters,
     ) -> Self {
         let blocks = plan.blocks.into_iter();
         let header = proto::StepHeader {
@@ -32,11 +40,17 @@ impl StepRequest {
         if plan.admit.is_empty() && plan.chunks.is_empty() {
             return Self::Decode(proto::DecodeRequest { header, decode: plan.decode });
         }
-        let admit = plan.admit.into_iter().map(|admit| proto::Sequence {
-            id: admit.id,
-            tokens: admit.tokens,
-            prompt_len: admit.prompt_len as u32,
-            sampling: Some(sampling(admit.id)),
+        let admit = plan.admit.into_iter().map(|admit| {
+            let SequenceParameters { sampling, prompt_top_logprobs: top_logprobs } =
+                parameters(admit.id);
+            let scoring = |start: usize| proto::Scoring { start: start as u32, top_logprobs };
+            proto::Sequence {
+                id: admit.id,
+                tokens: admit.tokens,
+                prompt_len: admit.prompt_len as u32,
+                sampling: Some(sampling),
+                scoring: admit.score_from.map(scoring),
+            }
         });
         let chunks = plan.chunks.into_iter().map(|chunk| proto::Chunk {
             sequence: chunk.id,

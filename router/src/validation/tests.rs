@@ -75,6 +75,14 @@ fn bounds_of_ids_and_stops() {
 #[test]
 fn bounds_of_length() {
     check(|p| p.max_new_tokens = Some(0), Err("max_tokens must be at least 1, not 0"), "");
+    let scoring = |top_logprobs| Some(PromptScoring { top_logprobs, start: 0 });
+    let scored = |p: &mut Parameters| {
+        p.max_new_tokens = Some(0);
+        p.prompt_scoring = scoring(20);
+    };
+    check(scored, Ok("Some(0)"), "max_new_tokens");
+    let message = "prompt_logprobs must be from 0 to 20, not 21";
+    check(|p| p.prompt_scoring = scoring(21), Err(message), "");
     check(|p| p.truncate = Some(0), Err("truncate must be at least 1, not 0"), "");
     let both = |p: &mut Parameters| {
         p.max_new_tokens = Some(3);
@@ -108,6 +116,16 @@ fn fits_the_answer_into_the_room_left() {
         let outcome = outcome.map(|request| (request.prompt_ids.len(), request.max_new_tokens));
         assert_eq!(outcome.map_err(|error| error.to_string()), expect.map_err(str::to_owned));
     }
+    // A prompt that is only scored needs no room.
+    let scored = Parameters {
+        max_new_tokens: Some(0),
+        prompt_scoring: Some(PromptScoring::default()),
+        ..Default::default()
+    };
+    let scored = parameters(scored, &limits(), 1).unwrap();
+    let request = fit("r".to_owned(), vec![1; 100], scored.clone(), &limits()).unwrap();
+    assert_eq!((request.prompt_ids.len(), request.max_new_tokens), (100, 0));
+    assert!(fit("r".to_owned(), vec![1; 101], scored, &limits()).is_err());
     let valid = parameters(Parameters::default(), &limits(), 1).unwrap();
     let error = fit("r".to_owned(), vec![1, 50], valid, &limits()).unwrap_err();
     assert_eq!(error.to_string(), "prompt holds id 50; the vocabulary has 50 ids");

@@ -41,6 +41,8 @@ pub struct ShardSettings {
 struct Known {
     tokens: Vec<u32>,
     blocks: usize,
+    prompt_len: usize,
+    scoring: Option<proto::Scoring>,
 }
 
 /// What a test may look at.
@@ -182,7 +184,12 @@ impl State {
         }
         for sequence in new {
             self.seen.admitted.insert(sequence.id);
-            let known = Known { tokens: sequence.tokens, blocks: 0 };
+            let known = Known {
+                tokens: sequence.tokens,
+                blocks: 0,
+                prompt_len: sequence.prompt_len as usize,
+                scoring: sequence.scoring,
+            };
             if self.known.insert(sequence.id, known).is_some() {
                 return Err(format!("{} is known", sequence.id));
             }
@@ -193,17 +200,46 @@ impl State {
         }
         let mut reply = proto::StepReply { step_id: header.step_id, ..Default::default() };
         let samples = chunks.into_iter().map(|chunk| {
-            let end = (chunk.start + chunk.len) as usize;
-            (chunk.sequence, chunk.sample, Some(end))
+            let (start, end) = (chunk.start as usize, (chunk.start + chunk.len) as usize);
+            (chunk.sequence, chunk.sample, Some(start..end))
         });
         let decodes = decode.into_iter().map(|id| (id, true, None));
-        for (id, sample, end) in samples.chain(decodes).collect::<Vec<_>>() {
-            self.advance(script, (id, sample, end), &mut reply)?;
+        for (id, sample, positions) in samples.chain(decodes).collect::<Vec<_>>() {
+            self.score(id, positions.as_ref(), &mut reply);
+            self.advance(script, (id, sample, positions.map(|p| p.end)), &mut reply)?;
         }
         if !shard.is_last() {
             reply.tokens.clear();
+            reply.prompts.clear();
         }
         Ok(reply)
+    }
+
+    /// The logprob of a prompt's token is minus itself, its rank 1, and it is its own best.
+    fn score(
+        &self,
+        id: u64,
+        positions: Option<&std::ops::Range<usize>>,
+        reply: &mut proto::StepReply,
+    ) {
+        let Some(known) = self.known.get(&id) else { return };
+        let (Some(scoring), Some(positions)) = (&known.scoring, positions) else { return };
+        let start = (positions.start + 1).max(scoring.start as usize);
+        let end = (positions.end + 1).min(known.prompt_len);
+        let tokens = known.tokens.get(start..end).unwrap_or_default();
+        if tokens.is_empty() {
+            return;
+        }
+        let logprobs: Vec<f32> = tokens.iter().map(|token| -(*token as f32)).collect();
+        let top = if scoring.top_logprobs > 0 { tokens } else { &[] };
+        reply.prompts.push(proto::PromptScores {
+            sequence: id,
+            start: start as u32,
+            ranks: vec![1; tokens.len()],
+            top_tokens: top.to_vec(),
+            top_logprobs: logprobs[..top.len()].to_vec(),
+            logprobs,
+        });
     }
 
     fn advance(

@@ -169,6 +169,7 @@ pub async fn finish(mut generation: Generation) -> (Vec<Token>, Result<Finished,
     let reading = async {
         while let Some(event) = generation.events.next().await {
             match event {
+                GenerateEvent::Prompt(_) => {}
                 GenerateEvent::Token(token) => tokens.push(token),
                 GenerateEvent::Finished(finished) => return Ok(finished),
                 GenerateEvent::Failed(error) => return Err(error),

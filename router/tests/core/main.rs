@@ -3,4 +3,5 @@
 mod failures;
 mod fake_shard;
 mod harness;
+mod scoring;
 mod serving;

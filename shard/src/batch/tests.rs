@@ -3,7 +3,7 @@
 use trireme_kernels::SequenceRows;
 
 use super::*;
-use crate::sampler::Sampling;
+use crate::sampler::{Sampling, Scoring};
 use crate::step::{BlockUpdate, NewSequence};
 
 const LIMITS: Limits = Limits {
@@ -20,6 +20,7 @@ fn new_sequence(id: u64, tokens: usize) -> NewSequence {
         tokens: vec![7; tokens],
         prompt_len: tokens,
         sampling: Ok(Sampling::default()),
+        scoring: Ok(None),
     }
 }
 
@@ -124,6 +125,7 @@ fn bad_sequences_are_not_admitted() {
     check(NewSequence { tokens: vec![100], ..new_sequence(3, 1) }, "vocabulary has 100");
     check(NewSequence { prompt_len: 4, ..new_sequence(3, 3) }, "prompt_len");
     check(NewSequence { sampling: Err("top_p: 2".into()), ..new_sequence(3, 3) }, "top_p");
+    check(NewSequence { scoring: Err("top: 129".into()), ..new_sequence(3, 3) }, "top: 129");
 }
 
 #[test]
@@ -146,4 +148,24 @@ fn the_batch_is_laid_out_for_attention() {
     assert_eq!(layout, [(0, 1, 20, vec![3, 0]), (1, 4, 4, vec![9])]);
     assert_eq!(batch.sampled_rows(), [0]);
     assert_eq!(batch.rows(), 5);
+}
+
+#[test]
+fn a_cached_prefix_hides_no_token_that_is_to_be_scored() {
+    let check = |scored_from: usize, start: usize, expected: Option<&str>| {
+        let scoring = Ok(Some(Scoring { start: scored_from, top_logprobs: 0 }));
+        let mut sequences = Sequences::default();
+        let new = NewSequence { scoring, ..new_sequence(1, 40) };
+        assert_eq!(sequences.admit(vec![new], &LIMITS), []);
+        assert_eq!(sequences.append_blocks(&[blocks(1, &[3, 0, 1])], &LIMITS), []);
+        let step = step(&[], &[chunk(1, start, 40 - start, true)]);
+        let errors = Batch::default().build(&step, &sequences, &LIMITS);
+        let found = errors.first().map(|error| error.message.as_str());
+        assert_eq!(found, expected, "from {scored_from}, start {start}");
+    };
+    check(0, 0, None);
+    check(17, 16, None);
+    check(16, 16, Some("start: 16 leaves the prompt tokens 16..17 unscored"));
+    check(0, 16, Some("start: 16 leaves the prompt tokens 1..17 unscored"));
+    check(40, 32, None);
 }

@@ -10,10 +10,10 @@ use trireme_kernels::{
     self as kernels, HeadLayout, KvPages, Matrix, RotaryTable, SequenceRows, Storage, Team,
 };
 
-use super::{Device, Samples};
+use super::{Device, Samples, Scores};
 use crate::{
     batch::Batch,
-    sampler::{self, SampleRow},
+    sampler::{self, SampleRow, ScoreRow},
 };
 
 /// Row-major activations, resident as far as steps have filled them.
@@ -219,6 +219,15 @@ impl Device for Cpu {
         self.with_world(|world, team| {
             sampler::sample(rows, logits, vocab, &mut *world.tensor, team)
         })
+    }
+    fn score(
+        &mut self,
+        rows: &[ScoreRow],
+        logits: &Buffer,
+        vocab: Range<u32>,
+    ) -> Result<Scores, CollectiveError> {
+        let logits = logits.first(rows.len());
+        self.with_world(|world, team| sampler::score(rows, logits, vocab, &mut *world.tensor, team))
     }
     fn take_collective_time(&mut self) -> Duration {
         std::mem::take(&mut self.collective_time)

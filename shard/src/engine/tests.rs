@@ -82,6 +82,7 @@ fn prefill(epoch: u64, id: u64) -> Step {
             tokens: vec![1, 2, 3],
             prompt_len: 3,
             sampling: Ok(Sampling::default()),
+            scoring: Ok(None),
         }],
         blocks: vec![BlockUpdate { sequence: 9, append: vec![5] }],
         chunks: vec![Chunk { sequence: 9, start: 0, len: 3, sample: true }],

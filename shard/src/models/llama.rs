@@ -55,6 +55,11 @@ impl<D: Device> Llama<D> {
         }
         self.exit.forward(device, batch, work)
     }
+
+    /// Logits of other rows of the batch that [`Llama::forward`] has just computed.
+    pub fn logits(&self, device: &mut D, rows: &[usize], work: &mut Workspace<D>) {
+        self.exit.logits(device, rows, work);
+    }
 }
 
 impl<D: Device> Layer<D> {

@@ -21,17 +21,23 @@ pub(super) struct LocalPeak {
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Best {
-    value: f32,
+pub(super) struct Best {
+    pub(super) value: f32,
     /// `u32::MAX` if there is none.
-    token: u32,
-    has_nan: bool,
+    pub(super) token: u32,
+    pub(super) has_nan: bool,
+}
+
+impl Default for Best {
+    fn default() -> Self {
+        Self { value: f32::NEG_INFINITY, token: u32::MAX, has_nan: false }
+    }
 }
 
 impl Default for LocalPeak {
     fn default() -> Self {
         Self {
-            best: Best { value: f32::NEG_INFINITY, token: u32::MAX, has_nan: false },
+            best: Best::default(),
             raw: f32::NEG_INFINITY,
             raw_max: f32::NEG_INFINITY,
             raw_sum: 0.0,
@@ -61,6 +67,17 @@ pub(super) struct Normaliser {
 }
 
 impl Normaliser {
+    /// Joins the slices of a row, in rank order: of each its largest logit and the sum of
+    /// `e^(logit - largest)`.
+    pub(super) fn of(slices: &[(f32, f32)]) -> Self {
+        let max = slices.iter().map(|(max, _)| *max).fold(f32::NEG_INFINITY, f32::max);
+        let scaled = |&(slice_max, sum): &(f32, f32)| match sum {
+            0.0 => 0.0,
+            sum => f64::from(sum) * (f64::from(slice_max) - f64::from(max)).exp(),
+        };
+        Self { max, ln_sum: slices.iter().map(scaled).sum::<f64>().ln() }
+    }
+
     /// The same float for the same logit, whichever way its token was found.
     pub(super) fn logprob(self, raw: f32) -> f32 {
         (f64::from(raw) - f64::from(self.max) - self.ln_sum) as f32
@@ -113,7 +130,7 @@ fn survey(row: &mut Row<'_>) {
 }
 
 /// The largest value and its lowest token, in one pass that vectorises.
-fn best_of(logits: &[f32], first: u32) -> Best {
+pub(super) fn best_of(logits: &[f32], first: u32) -> Best {
     const LANES: usize = 32;
     let mut max = [f32::NEG_INFINITY; LANES];
     let mut nan = [0u32; LANES];
@@ -133,7 +150,7 @@ fn best_of(logits: &[f32], first: u32) -> Best {
 }
 
 /// `Σ e^(logit - max)`. Blocks are summed in f32 lanes, the blocks in f64.
-fn sum_of_weights(logits: &[f32], max: f32) -> f32 {
+pub(super) fn sum_of_weights(logits: &[f32], max: f32) -> f32 {
     const LANES: usize = 16;
     if !max.is_finite() {
         return 0.0;
@@ -232,12 +249,7 @@ fn merge(slices: &[LocalPeak], top: usize) -> Result<Peak, SampleError> {
         f32::NEG_INFINITY => return Err(SampleError::NothingPossible),
         _ => {}
     }
-    let max = slices.iter().map(|slice| slice.raw_max).fold(f32::NEG_INFINITY, f32::max);
-    let scaled = |slice: &LocalPeak| match slice.raw_sum {
-        0.0 => 0.0,
-        sum => f64::from(sum) * (f64::from(slice.raw_max) - f64::from(max)).exp(),
-    };
-    let ln_sum = slices.iter().map(scaled).sum::<f64>().ln();
+    let sums: Vec<(f32, f32)> = slices.iter().map(|slice| (slice.raw_max, slice.raw_sum)).collect();
     let mut all: Vec<(u32, f32)> =
         slices.iter().flat_map(|slice| slice.top.iter().copied()).collect();
     all.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
@@ -246,7 +258,7 @@ fn merge(slices: &[LocalPeak], top: usize) -> Result<Peak, SampleError> {
         max: best.best.value,
         token: best.best.token,
         raw: best.raw,
-        normaliser: Normaliser { max, ln_sum },
+        normaliser: Normaliser::of(&sums),
         top: all,
     })
 }

@@ -80,19 +80,23 @@ pub(super) fn each_row<'a>(
     included: impl Fn(&Row<'a>) -> bool,
     work: impl Fn(&mut Row<'a>) + Sync,
 ) {
-    let mut rows: Vec<&mut Row<'a>> = rows.iter_mut().filter(|row| included(row)).collect();
-    if let [row] = &mut rows[..] {
-        return work(row);
+    each(rows.iter_mut().filter(|row| included(row)).collect(), team, work);
+}
+
+/// Runs `work` once on every item, items spread over the team.
+pub(super) fn each<T: Send>(mut items: Vec<&mut T>, team: &Team, work: impl Fn(&mut T) + Sync) {
+    if let [item] = &mut items[..] {
+        return work(item);
     }
-    if rows.is_empty() {
+    if items.is_empty() {
         return;
     }
     let next = AtomicUsize::new(0);
-    // Each lock is taken once, by whoever drew the number: it only proves that rows are not shared.
-    let rows: Vec<Mutex<&mut Row<'a>>> = rows.into_iter().map(Mutex::new).collect();
+    // Each lock is taken once, by whoever drew the number: it only proves that items are not shared.
+    let items: Vec<Mutex<&mut T>> = items.into_iter().map(Mutex::new).collect();
     team.run(&|_| {
-        while let Some(row) = rows.get(next.fetch_add(1, Ordering::Relaxed)) {
-            work(&mut row.lock().unwrap_or_else(PoisonError::into_inner));
+        while let Some(item) = items.get(next.fetch_add(1, Ordering::Relaxed)) {
+            work(&mut item.lock().unwrap_or_else(PoisonError::into_inner));
         }
     });
 }

@@ -2,12 +2,12 @@
 
 use trireme_proto::shard::v1 as proto;
 
+use super::TOP_LOGPROBS_MAX;
+
 /// Below this a temperature means greedy: the distribution is a point, and its inverse overflows.
 const TEMPERATURE_MIN: f32 = 1e-5;
 /// Above this all tokens are equally likely, and the inverse stays a normal float.
 const TEMPERATURE_MAX: f32 = 1e30;
-/// Most alternatives one token may report.
-const TOP_LOGPROBS_MAX: u32 = 128;
 
 /// Sampling parameters, checked; what is off is absent.
 #[derive(Clone, Debug, PartialEq)]

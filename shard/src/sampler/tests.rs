@@ -5,6 +5,7 @@ mod distribution;
 mod edges;
 mod logprobs;
 mod reference;
+mod scores;
 
 use std::ops::Range;
 

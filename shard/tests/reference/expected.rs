@@ -14,6 +14,8 @@ pub struct Prompt {
     pub last_logits: Vec<f64>,
     /// Entry 0 is not a number.
     pub token_logprobs: Vec<f64>,
+    /// For the position after each token, the likeliest tokens with their logprobs; may be absent.
+    pub top: Vec<Vec<(u32, f64)>>,
     pub greedy_ids: Vec<u32>,
     pub greedy_logprobs: Vec<f64>,
 }
@@ -52,9 +54,14 @@ fn prompt(value: &Value) -> Prompt {
         ids: ids(&value["ids"]),
         last_logits: value.get("last_logits").map(numbers).unwrap_or_default(),
         token_logprobs: numbers(&value["token_logprobs"]),
+        top: value.get("top5").map(top).unwrap_or_default(),
         greedy_ids: ids(&value["greedy"]["ids"]),
         greedy_logprobs: numbers(&value["greedy"]["logprobs"]),
     }
+}
+
+fn top(value: &Value) -> Vec<Vec<(u32, f64)>> {
+    serde_json::from_value(value.clone()).expect("top5: lists of [id, logprob]")
 }
 
 fn ids(value: &Value) -> Vec<u32> {

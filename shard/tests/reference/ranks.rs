@@ -12,7 +12,7 @@ use trireme_shard::{
     config::{Config, Identity, LoadFormat},
     device::{Device, cpu::Cpu},
     runner::{Runner, WarmupPlan},
-    sampler::Sampling,
+    sampler::{Sampling, Scoring},
     server,
     status::Status,
     step::{BlockUpdate, Chunk, NewSequence, Step},
@@ -118,6 +118,7 @@ fn sequence(id: u64, prompt: &Prompt) -> NewSequence {
         tokens: prompt.ids.clone(),
         prompt_len: prompt.ids.len(),
         sampling: Ok(Sampling { logprobs: true, ..Sampling::default() }),
+        scoring: Ok(Some(Scoring { start: 0, top_logprobs: 5 })),
     }
 }
 

@@ -230,5 +230,6 @@ impl Run<'_> {
 
 fn new_sequence(id: u64, tokens: Vec<u32>) -> Sequence {
     let sampling = Sampling { top_p: 1.0, repetition_penalty: 1.0, ..Sampling::default() };
-    Sequence { id, prompt_len: tokens.len() as u32, tokens, sampling: Some(sampling) }
+    let prompt_len = tokens.len() as u32;
+    Sequence { id, prompt_len, tokens, sampling: Some(sampling), scoring: None }
 }

@@ -223,3 +223,114 @@ fn two_prompts_of_most_of_the_pool_among_many_short_ones_finish() {
     let place = |id: u64| finished.iter().position(|other| *other == id).unwrap();
     assert!(place(0) < 2 + MAX_BYPASSES && place(1) < place(0) + 2 + MAX_BYPASSES, "{finished:?}");
 }
+
+#[test]
+fn tokens_that_score_others_do_not_come_from_the_cache() {
+    // Token 4 foretells token 5, 8 foretells 9: of the two cached blocks of 1, sequence 2 takes
+    // none, 3 takes one, 4 both, and 5, whose prompt has no such token, both.
+    let transcript = "
+        > add 1 9 1
+        > plan
+        started 1, 0 cached
+        #1 admit 1; 1:0..9!; 1=[0 1 2]
+        > done
+        token 1
+        finished 1: Length
+        > add 2 10 1 like 1 score 0
+        > plan
+        started 2, 0 cached
+        #2 drop 1; admit 2 (score 1); 2:0..10!; 2=[2 3 4]
+        > done
+        token 2
+        finished 2: Length
+        > add 3 10 1 like 1 score 5
+        > plan
+        started 3, 4 cached
+        #3 drop 2; admit 3 (score 5); 3:4..10!; 3=[0 2 3]
+        > done
+        token 3
+        finished 3: Length
+        > add 4 10 0 like 1 score 9
+        > add 5 10 0 like 1 score 10
+        > plan
+        started 4, 8 cached
+        started 5, 8 cached
+        #4 drop 3; admit 4 (score 9) 5; 4:8..10!; 5:8..10!; 4=[0 1 2]; 5=[0 1 3]
+        > done
+        finished 4: Length
+        finished 5: Length
+    ";
+    check(limits(), transcript);
+}
+
+#[test]
+fn what_is_scored_is_not_scored_again_after_a_preemption() {
+    // 13 tokens of 3 are computed when it is preempted, so tokens 1 to 13 are scored.
+    let transcript = "
+        > add 1 4 9
+        > add 2 4 9
+        > plan
+        started 1, 0 cached
+        started 2, 0 cached
+        #1 admit 1 2; 1:0..4!; 2:0..1; 1=[0]; 2=[1]
+        > done
+        token 1
+        > add 3 15 1 score 0
+        > plan
+        started 3, 0 cached
+        #2 admit 3 (score 1); 2:1..4!; 3:0..1; decode 1; 3=[3]; 1=[2]
+        > done
+        token 2
+        token 1
+        > plan
+        #3 3:1..4; decode 1 2; 2=[4]
+        > done
+        token 1
+        token 2
+        > plan
+        #4 3:4..7; decode 1 2; 3=[5]
+        > done
+        token 1
+        token 2
+        > plan
+        #5 3:7..10; decode 1 2; 3=[6]
+        > done
+        token 1
+        token 2
+        > plan
+        #6 3:10..13; decode 1 2; 3=[8]; 1=[7]
+        > done
+        token 1
+        token 2
+        > plan
+        preempted 3
+        #7 drop 3; decode 1 2; 2=[8]
+        > done
+        token 1
+        token 2
+        > plan
+        #8 decode 1 2
+        > done
+        token 1
+        token 2
+        > plan
+        #9 decode 1 2
+        > done
+        token 1
+        finished 1: Length
+        token 2
+        > plan
+        started 3, 12 cached
+        #10 drop 1; admit 3 (score 14); 3:12..15!; decode 2; 3=[3 5 6 7]
+        > done
+        token 3
+        finished 3: Length
+        token 2
+        finished 2: Length
+        > plan
+        #11 drop 3 2
+        > done
+    ";
+    let limits = Limits { num_blocks: 9, max_batch_tokens: 5, max_steps_in_flight: 1, ..limits() };
+    check(limits, transcript);
+}

@@ -113,7 +113,7 @@ fn what_can_never_run_is_refused() {
         > add 1 0 1
         the prompt is empty
         > add 1 64 1
-        prompt of 64 tokens leaves no room for an answer in 64
+        prompt of 64 tokens does not fit in 64 with its answer
         > add 1 30 4
         a sequence of 34 tokens can never fit in 32 KV tokens
         > add 1 30 3

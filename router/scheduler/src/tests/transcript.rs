@@ -1,7 +1,7 @@
 //! A scheduler driven by a script: lines with `>` are commands, the others what must come of them.
 //!
 //! ```text
-//! > add ID PROMPT_LEN MAX_NEW [like ID] [priority N] [stop] [min N]
+//! > add ID PROMPT_LEN MAX_NEW [like ID] [priority N] [stop] [min N] [score FROM]
 //! > plan             the next plan, or `idle`
 //! > done [fail ID]   the oldest step's result: every token it samples is 7
 //! > cancel ID        > lose NUM_BLOCKS    > reset    > usage
@@ -108,6 +108,7 @@ fn new_sequence(words: &[&str]) -> NewSequence {
         min_new_tokens: option("min").unwrap_or(0),
         stop_token_ids: if words.contains(&"stop") { vec![TOKEN] } else { vec![] },
         priority: option("priority").unwrap_or(0) as i32,
+        score_from: option("score"),
     }
 }
 
@@ -126,8 +127,12 @@ fn show(plan: &Plan) -> String {
         parts.push(format!("drop {}", join(&plan.drop)));
     }
     if !plan.admit.is_empty() {
-        let ids: Vec<u64> = plan.admit.iter().map(|admit| admit.id).collect();
-        parts.push(format!("admit {}", join(&ids)));
+        let scored = |from| format!(" (score {from})");
+        let admits = plan
+            .admit
+            .iter()
+            .map(|admit| format!("{}{}", admit.id, admit.score_from.map_or(String::new(), scored)));
+        parts.push(format!("admit {}", join(&admits.collect::<Vec<_>>())));
     }
     for chunk in &plan.chunks {
         let (end, mark) = (chunk.start + chunk.len, if chunk.sample { "!" } else { "" });

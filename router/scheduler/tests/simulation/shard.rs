@@ -1,6 +1,7 @@
 //! A shard that is a function: its pages hold hashes of token histories.
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 
 use trireme_scheduler::{Plan, SequenceId, StepOutput};
 
@@ -15,6 +16,8 @@ pub struct Shard {
     /// By block and offset: the hash of all tokens up to the one whose KV is there.
     pages: Vec<u64>,
     known: BTreeMap<SequenceId, Known>,
+    /// Prompt tokens that the last step scored.
+    pub scored: Vec<(SequenceId, Range<usize>)>,
     last_step: u64,
 }
 
@@ -24,6 +27,8 @@ struct Known {
     histories: Vec<u64>,
     table: Vec<u32>,
     kv_len: usize,
+    prompt_len: usize,
+    score_from: Option<usize>,
     is_broken: bool,
 }
 
@@ -42,6 +47,7 @@ impl Shard {
             vocab,
             pages: vec![BLANK; num_blocks * block_tokens],
             known: BTreeMap::new(),
+            scored: Vec::new(),
             last_step: 0,
         }
     }
@@ -65,6 +71,7 @@ impl Shard {
     pub fn execute(&mut self, plan: &Plan, fails: &mut dyn FnMut() -> bool) -> StepOutput {
         assert_eq!(plan.step_id, self.last_step + 1, "a gap in the steps");
         self.last_step = plan.step_id;
+        self.scored.clear();
         self.prepare(plan);
         let mut output = StepOutput { step_id: plan.step_id, ..StepOutput::default() };
         let chunks = plan.chunks.iter().map(|chunk| (chunk.id, chunk.start, chunk.len));
@@ -103,6 +110,8 @@ impl Shard {
                 histories: Vec::new(),
                 table: Vec::new(),
                 kv_len: 0,
+                prompt_len: admit.prompt_len,
+                score_from: admit.score_from,
                 is_broken: false,
             };
             admit.tokens.iter().for_each(|token| known.push(*token));
@@ -128,6 +137,10 @@ impl Shard {
         for position in start..start + len {
             let page = known.table[position / self.block_tokens] as usize * self.block_tokens;
             self.pages[page + position % self.block_tokens] = known.histories[position];
+        }
+        if let Some(from) = known.score_from {
+            let scored = (start + 1).max(from)..(start + len + 1).min(known.prompt_len);
+            self.scored.extend((!scored.is_empty()).then_some((id, scored)));
         }
         known.kv_len = start + len;
     }

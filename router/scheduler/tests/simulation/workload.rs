@@ -148,6 +148,7 @@ impl Workload {
             self.remember(prompt.clone());
         }
         let rng = &mut self.rng;
+        let score_from = rng.random_bool(0.3).then(|| rng.random_range(0..=len));
         let all_stop = [rng.random_range(0..self.vocab), rng.random_range(0..self.vocab)];
         NewSequence {
             id,
@@ -156,6 +157,7 @@ impl Workload {
             min_new_tokens: [0, 0, rng.random_range(0..8)][rng.random_range(0..3)],
             stop_token_ids: all_stop[..rng.random_range(0..=2)].to_vec(),
             priority: rng.random_range(0..=self.priorities),
+            score_from,
         }
     }
 

@@ -67,6 +67,8 @@ struct Request {
     new: NewSequence,
     answer: Answer,
     num_received: usize,
+    /// The next prompt token to be scored.
+    next_score: usize,
     is_running: bool,
     /// Steps before it may name an earlier sequence with its id. 0 before it is admitted.
     first_step: u64,
@@ -185,6 +187,7 @@ impl World {
         let max_len = most.min(prompt_len + new.max_new_tokens);
         let kv_tokens = prompt_len.max(max_len.saturating_sub(1));
         let fits = kv_tokens <= limits.num_blocks * limits.block_tokens;
+        let has_room = prompt_len + new.max_new_tokens.min(1) <= most;
         let is_full = self.scheduler.usage().waiting >= limits.max_waiting;
         let result = self.scheduler.add(new.clone());
         self.scheduler.check_invariants();
@@ -196,14 +199,15 @@ impl World {
                 return;
             }
             Err(Rejection::Duplicate(_)) => return assert!(self.requests.contains_key(&id)),
-            Err(Rejection::TooLong { .. }) => return assert!(prompt_len >= most),
+            Err(Rejection::TooLong { .. }) => return assert!(!has_room),
             Err(Rejection::NeverFits { .. }) => return assert!(!fits),
             Err(Rejection::EmptyPrompt) => unreachable!("prompts have a token"),
         }
-        assert!(!is_full && fits && prompt_len < most);
+        assert!(!is_full && fits && has_room);
         let request = Request {
             answer: answer(&new, self.workload.vocab, most),
             rank: (-new.priority, self.arrivals),
+            next_score: new.score_from.unwrap_or(usize::MAX).max(1),
             new,
             num_received: 0,
             is_running: false,
@@ -253,6 +257,13 @@ impl World {
         }
         if self.workload.happens(self.workload.rates.nonsense) {
             self.refuse_nonsense(&output);
+        }
+        for (id, scored) in std::mem::take(&mut self.shard.scored) {
+            let request = self.requests.get_mut(&id);
+            if let Some(request) = request.filter(|r| (1..=plan.step_id).contains(&r.first_step)) {
+                assert_eq!(scored.start, request.next_score, "{id} misses scores");
+                request.next_score = scored.end;
+            }
         }
         for id in &output.failed {
             let request = self.requests.get_mut(id);
@@ -306,6 +317,7 @@ impl World {
                     assert_eq!(request.num_received, request.answer.tokens.len());
                     assert_eq!(reason, request.answer.reason);
                     assert!(!request.has_failed);
+                    assert!(request.next_score >= request.new.prompt.len(), "{id} lacks scores");
                     self.counts.finished += 1;
                     let mut conversation = request.new.prompt;
                     conversation.extend(request.answer.tokens);

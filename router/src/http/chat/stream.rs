@@ -80,7 +80,7 @@ impl sse::Writer for Writer {
     const DIALECT: Dialect = Dialect::OpenAi;
 
     fn turn(&mut self, turn: Turn, frames: &mut Frames) -> Result<(), RouterError> {
-        let Turn { choice: index, token, end } = turn;
+        let Turn { choice: index, token, end, .. } = turn;
         let finished = end.transpose()?;
         if !std::mem::replace(&mut self.choices[index].begun, true) {
             let opening = Chunk {

@@ -7,7 +7,6 @@ use crate::{
     error::RouterError,
     http::{
         ending::Ending,
-        logprobs::CompletionLogprobs,
         refusal::Dialect,
         turns::Turn,
         usage::{Counts, UsageBody},
@@ -44,7 +43,7 @@ impl sse::Writer for Writer {
     const DIALECT: Dialect = Dialect::OpenAi;
 
     fn turn(&mut self, turn: Turn, frames: &mut Frames) -> Result<(), RouterError> {
-        let Turn { choice: index, token, end } = turn;
+        let Turn { choice: index, prompt, token, end } = turn;
         let finished = end.transpose()?;
         let head = &self.head;
         let progress = &mut self.choices[index];
@@ -66,7 +65,8 @@ impl sse::Writer for Writer {
         let choice = Choice {
             index,
             text,
-            logprobs: head.logprobs.then(|| CompletionLogprobs::new(tokens, offset_chars)),
+            logprobs: head.logprobs(index, prompt.as_deref(), tokens, offset_chars),
+            prompt_logprobs: None,
             ending: finished.as_ref().map(Ending::of).unwrap_or_default(),
             prompt_token_ids: (head.return_token_ids && first).then_some(&*progress.prompt),
             token_ids: head.return_token_ids.then(|| tokens.iter().map(|token| token.id).collect()),

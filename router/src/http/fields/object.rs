@@ -44,6 +44,7 @@ const KNOWN: &[&str] = &[
     "inputs",
     "logit_bias",
     "logits_processors",
+    "logprob_start_len",
     "logprobs",
     "max_completion_tokens",
     "max_new_tokens",

@@ -137,7 +137,6 @@ async fn known_fields_that_are_not_built_are_refused_not_ignored() {
         (COMPLETIONS, "best_of", json!(2)),
         (COMPLETIONS, "guided_regex", json!("a+")),
         (COMPLETIONS, "structured_outputs", json!({"regex": "a"})),
-        (COMPLETIONS, "prompt_logprobs", json!(0)),
         (COMPLETIONS, "use_beam_search", json!(true)),
         (COMPLETIONS, "response_format", json!({"type": "json_object"})),
         (CHAT, "tools", json!([{"type": "function"}])),
@@ -149,8 +148,6 @@ async fn known_fields_that_are_not_built_are_refused_not_ignored() {
         body[field] = value;
         check(&server, path, body, (422, "unsupported_field", Some(field), field)).await;
     }
-    let scoring = json!({"prompt": "hi", "echo": true, "logprobs": 1});
-    check(&server, COMPLETIONS, scoring, (422, "unsupported_field", Some("echo"), "scoring")).await;
 }
 
 #[tokio::test]

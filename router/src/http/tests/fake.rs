@@ -13,7 +13,7 @@ use tokio::sync::{Notify, Semaphore};
 use crate::{
     api::{
         FinishReason, Finished, GenerateEvent, GenerateRequest, Generation, Generator, Prompt,
-        Readiness, ServedModel, StopCause, Token, TopToken, Usage,
+        PromptScore, PromptToken, Readiness, ServedModel, StopCause, Token, TopToken, Usage,
     },
     error::RouterError,
 };
@@ -28,6 +28,8 @@ pub const ANSWER: [(u32, &str, &str); 5] = [
 ];
 /// Cannot be decoded.
 pub const UNKNOWN_ID: u32 = 99_999;
+/// A prompt whose second token is impossible, and looks like the likeliest.
+pub const MISTY: &str = "m?";
 /// The answer's text.
 pub const TEXT: &str = "One twoé";
 
@@ -87,6 +89,10 @@ impl Fake {
                 let cut = count < ANSWER.len();
                 let finished = finished(text, count as u32, prompt_tokens, cut);
                 let end = GenerateEvent::Finished(finished);
+                if request.parameters.prompt_scoring.is_some() {
+                    let prompt = stream::iter([GenerateEvent::Prompt(scored(text, request))]);
+                    return prompt.chain(events(tokens, count, Some(end))).boxed();
+                }
                 if text == "late" {
                     return events(tokens, count, None).chain(late(end)).boxed();
                 }
@@ -122,6 +128,28 @@ fn tokens(request: &GenerateRequest) -> VecDeque<Token> {
                 .collect(),
         })
         .collect()
+}
+
+/// Each byte of the prompt is a token; the likeliest is always another one, which looks like `?`.
+fn scored(text: &str, request: &GenerateRequest) -> Vec<PromptToken> {
+    let scoring = request.parameters.prompt_scoring.unwrap_or_default();
+    let best = TopToken { id: 200, piece: "?".into(), bytes: vec![b'?'], logprob: -0.25 };
+    let top: Vec<TopToken> = std::iter::once(best).take(scoring.top_logprobs as usize).collect();
+    let token = |(position, byte): (usize, u8)| {
+        let logprob = match text {
+            MISTY => f32::NEG_INFINITY,
+            _ => -0.5 - position as f32,
+        };
+        let is_scored = position >= (scoring.start as usize).max(1);
+        PromptToken {
+            id: byte.into(),
+            text: char::from(byte).into(),
+            piece: char::from(byte).into(),
+            special: false,
+            score: is_scored.then(|| PromptScore { logprob, rank: 3, top: top.clone() }),
+        }
+    };
+    text.bytes().enumerate().map(token).collect()
 }
 
 fn finished(text: &str, completion_tokens: u32, prompt_tokens: u32, cut: bool) -> Finished {
