@@ -1,12 +1,13 @@
 //! An opened checkpoint: its model, its weights by rows, its text sources.
 
 use std::{
+    collections::HashMap,
     ops::Range,
     path::{Path, PathBuf},
 };
 
 use crate::{
-    CheckpointError, DType, Format, ModelConfig, TextSources, config_json, dummy,
+    CheckpointError, DType, Format, ModelConfig, TensorSpec, TextSources, config_json, dummy,
     format::{Source, detect},
     gguf_model, manifest, safetensors_index,
     tensor_index::{TensorIndex, describe_shape, drop_unread},
@@ -26,6 +27,8 @@ pub struct OpenOptions {
 pub struct Checkpoint {
     path: PathBuf,
     model: ModelConfig,
+    /// The tensors of the model, by name.
+    specs: HashMap<String, TensorSpec>,
     weights: Weights,
 }
 
@@ -33,7 +36,7 @@ pub struct Checkpoint {
 enum Weights {
     Safetensors(TensorIndex),
     Gguf(TensorIndex),
-    Dummy { seed: u64, shapes: std::collections::HashMap<String, Vec<usize>> },
+    Dummy { seed: u64 },
 }
 
 impl Checkpoint {
@@ -49,14 +52,16 @@ impl Checkpoint {
                 let model = config_json::read(&config_in(&folder)?)?;
                 let mut index = safetensors_index::open(&folder, &weights)?;
                 drop_unread(&mut index, model.tied_embeddings);
-                index.check(&manifest::tensors(&model))?;
-                Self { path: folder, model, weights: Weights::Safetensors(index) }
+                let specs = manifest::tensors(&model);
+                index.check(&specs)?;
+                Self::new(folder, model, specs, Weights::Safetensors(index))
             }
             Source::Gguf(path) => {
                 let (model, mut index) = gguf_model::open(&path)?;
                 drop_unread(&mut index, model.tied_embeddings);
-                index.check(&manifest::tensors(&model))?;
-                Self { path, model, weights: Weights::Gguf(index) }
+                let specs = manifest::tensors(&model);
+                index.check(&specs)?;
+                Self::new(path, model, specs, Weights::Gguf(index))
             }
         };
         if let (true, Some(index)) = (options.scan_values, checkpoint.index()) {
@@ -70,9 +75,14 @@ impl Checkpoint {
     pub fn dummy(config: &Path, seed: u64) -> Result<Self, CheckpointError> {
         let config = if config.is_dir() { config_in(config)? } else { config.to_owned() };
         let model = config_json::read(&config)?;
-        let shapes = manifest::tensors(&model).into_iter().collect();
+        let specs = manifest::tensors(&model);
         let path = config.parent().unwrap_or(Path::new("")).to_owned();
-        Ok(Self { path, model, weights: Weights::Dummy { seed, shapes } })
+        Ok(Self::new(path, model, specs, Weights::Dummy { seed }))
+    }
+
+    fn new(path: PathBuf, model: ModelConfig, specs: Vec<TensorSpec>, weights: Weights) -> Self {
+        let specs = specs.into_iter().map(|spec| (spec.name.clone(), spec)).collect();
+        Self { path, model, specs, weights }
     }
 
     pub fn format(&self) -> Format {
@@ -96,16 +106,20 @@ impl Checkpoint {
         }
     }
 
+    /// Shape of a tensor, and how ranks share it.
+    pub fn tensor(&self, name: &str) -> Result<&TensorSpec, CheckpointError> {
+        let spec = self.specs.get(self.stored_name(name));
+        spec.ok_or_else(|| self.refuse(name, "a tensor of the model", "no such tensor".to_owned()))
+    }
+
+    /// Whether the model has a tensor of this name.
+    pub fn has(&self, name: &str) -> bool {
+        self.specs.contains_key(self.stored_name(name))
+    }
+
     /// Shape of a tensor, rows first.
     pub fn shape(&self, name: &str) -> Result<Vec<usize>, CheckpointError> {
-        let name = self.stored_name(name);
-        let found = match &self.weights {
-            Weights::Safetensors(index) | Weights::Gguf(index) => {
-                index.shape(name).map(<[usize]>::to_vec)
-            }
-            Weights::Dummy { shapes, .. } => shapes.get(name).cloned(),
-        };
-        found.ok_or_else(|| self.refuse(name, "a tensor of the model", "no such tensor".to_owned()))
+        Ok(self.tensor(name)?.shape.clone())
     }
 
     /// Calls `row(i, values)` for rows `rows` of the 2-D tensor `name` (Hugging Face name and row
@@ -127,7 +141,7 @@ impl Checkpoint {
             Weights::Safetensors(index) | Weights::Gguf(index) => {
                 index.rows(name, 2)?.each(rows, cols, row)
             }
-            Weights::Dummy { seed, .. } => {
+            Weights::Dummy { seed } => {
                 self.check_dummy(name, 2, &rows, &cols)?;
                 let mut values = vec![0f32; cols.len()];
                 for number in rows {
@@ -176,8 +190,9 @@ impl Checkpoint {
             }
             Weights::Dummy { .. } => {
                 self.check_dummy(name, 1, &(0..1), &range)?;
-                // The family's 1-D tensors are norms: one leaves the scale as it is.
-                Ok(vec![1.0; range.len()])
+                // A norm that leaves the scale as it is, a bias that adds nothing.
+                let is_zero = name.ends_with(".bias") || self.model.layer.norms_add_one;
+                Ok(vec![if is_zero { 0.0 } else { 1.0 }; range.len()])
             }
         }
     }

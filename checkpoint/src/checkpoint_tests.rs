@@ -27,7 +27,7 @@ pub(crate) fn whole(checkpoint: &Checkpoint, name: &str) -> Vec<f32> {
 /// Two checkpoints of the same weights hold the same bits.
 fn check_same(name: &str, other: &str) {
     let (one, two) = (open(name), open(other));
-    for (tensor, _) in manifest::tensors(one.model()) {
+    for TensorSpec { name: tensor, .. } in manifest::tensors(one.model()) {
         assert_eq!(whole(&one, &tensor), whole(&two, &tensor), "{tensor} of {name} and {other}");
     }
 }

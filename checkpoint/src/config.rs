@@ -4,31 +4,30 @@ use std::path::Path;
 
 use serde::Serialize;
 
-use crate::{CheckpointError, RopeScaling};
-
-/// Architecture family.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Family {
-    Llama,
-}
+use crate::{CheckpointError, ExpertConfig, Family, LayerConfig, Multipliers, RopeScaling};
 
 /// What the engine needs to know of a model. Sizes are counts; `kv_heads` divides `heads`,
-/// `head_dim` is even, and every token id is below `vocab_size`.
+/// `head_dim` and `rotary_dim` are even, and every token id is below `vocab_size`.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct ModelConfig {
     pub family: Family,
     pub vocab_size: usize,
     pub hidden_size: usize,
+    /// Inner width of a plain MLP; experts have their own.
     pub intermediate_size: usize,
     pub layers: usize,
     pub heads: usize,
     pub kv_heads: usize,
     pub head_dim: usize,
+    /// The first dimensions of a head, which are rotated; mostly all of them.
+    pub rotary_dim: usize,
     pub max_position_embeddings: usize,
     pub rms_norm_eps: f32,
     pub rope_theta: f64,
     pub rope_scaling: RopeScaling,
+    pub layer: LayerConfig,
+    pub experts: Option<ExpertConfig>,
+    pub multipliers: Multipliers,
     /// The head is the embedding.
     pub tied_embeddings: bool,
     pub bos_token_id: Option<u32>,
@@ -45,6 +44,11 @@ pub(crate) struct FieldNames {
     pub heads: &'static str,
     pub kv_heads: &'static str,
     pub head_dim: &'static str,
+    pub rotary_dim: &'static str,
+    pub sliding_window: &'static str,
+    pub experts: &'static str,
+    pub experts_per_token: &'static str,
+    pub expert_width: &'static str,
     pub max_position_embeddings: &'static str,
     pub rms_norm_eps: &'static str,
     pub rope_theta: &'static str,
@@ -52,11 +56,12 @@ pub(crate) struct FieldNames {
     pub eos_token_ids: &'static str,
 }
 
-/// No known model comes near these; within them a model's bytes fit in 64 bits (2^10 layers of
+/// No known model comes near these; within them a dense model's bytes fit in 64 bits (2^10 layers of
 /// nine matrices of 2^48 numbers of four bytes), and a hostile config cannot make us build an
 /// endless tensor list.
 const LARGEST_SIZE: usize = 1 << 24;
-const MOST_LAYERS: usize = 1 << 10;
+pub(crate) const MOST_LAYERS: usize = 1 << 10;
+const MOST_EXPERTS: usize = 1 << 9;
 const LARGEST_POSITION: usize = 1 << 31;
 
 impl ModelConfig {
@@ -95,6 +100,16 @@ impl ModelConfig {
         if !self.head_dim.is_multiple_of(2) {
             return refuse(names.head_dim, "an even number".to_owned(), self.head_dim.to_string());
         }
+        let rotary = self.rotary_dim;
+        if rotary == 0 || rotary > self.head_dim || !rotary.is_multiple_of(2) {
+            let expected = format!("an even width up to the head's {}", self.head_dim);
+            return refuse(names.rotary_dim, expected, rotary.to_string());
+        }
+        if let Some(sliding) = self.layer.sliding.as_ref().filter(|sliding| sliding.window == 0) {
+            let expected = "at least 1".to_owned();
+            return refuse(names.sliding_window, expected, sliding.window.to_string());
+        }
+        self.validate_experts(names, &refuse)?;
         for (field, value) in [
             (names.rms_norm_eps, f64::from(self.rms_norm_eps)),
             (names.rope_theta, self.rope_theta),
@@ -113,6 +128,49 @@ impl ModelConfig {
             }
         }
         Ok(())
+    }
+
+    fn validate_experts(
+        &self,
+        names: &FieldNames,
+        refuse: &dyn Fn(&str, String, String) -> Result<(), CheckpointError>,
+    ) -> Result<(), CheckpointError> {
+        let Some(experts) = &self.experts else { return Ok(()) };
+        for (field, value, most) in [
+            (names.experts, experts.count, MOST_EXPERTS),
+            (names.experts_per_token, experts.per_token, experts.count),
+            (names.expert_width, experts.width, LARGEST_SIZE),
+        ] {
+            if value == 0 || value > most {
+                refuse(field, format!("1 to {most}"), value.to_string())?;
+            }
+        }
+        if experts.count * experts.width > LARGEST_SIZE {
+            let expected = format!("at most {LARGEST_SIZE} with {} together", names.experts);
+            refuse(names.expert_width, expected, experts.width.to_string())?;
+        }
+        Ok(())
+    }
+
+    /// The factor on the product of query and key.
+    pub fn attention_scale(&self) -> f32 {
+        self.multipliers.attention.unwrap_or_else(|| (self.head_dim as f32).sqrt().recip())
+    }
+
+    /// The window of `layer`; none where it sees all positions.
+    pub fn window(&self, layer: usize) -> Option<usize> {
+        let sliding = self.layer.sliding.as_ref()?;
+        sliding.layers[layer].then_some(sliding.window)
+    }
+
+    /// The experts of `layer`; none where it has a plain MLP.
+    pub fn experts(&self, layer: usize) -> Option<&ExpertConfig> {
+        self.experts.as_ref().filter(|experts| !experts.dense_layers.contains(&layer))
+    }
+
+    /// Whether any layer has a plain MLP.
+    pub fn has_dense_layers(&self) -> bool {
+        (0..self.layers).any(|layer| self.experts(layer).is_none())
     }
 
     /// Width of all query heads together: rows of `q_proj`, columns of `o_proj`.
@@ -141,10 +199,14 @@ pub(crate) mod tests {
             heads: 9,
             kv_heads: 3,
             head_dim: 64,
+            rotary_dim: 64,
             max_position_embeddings: 8192,
             rms_norm_eps: 1e-5,
             rope_theta: 100_000.0,
             rope_scaling: RopeScaling::None,
+            layer: LayerConfig::default(),
+            experts: None,
+            multipliers: Multipliers::default(),
             tied_embeddings: true,
             bos_token_id: Some(1),
             eos_token_ids: vec![2],

@@ -37,10 +37,7 @@ impl Checkpoint {
     /// Numbers in the model; a tied head counts once.
     pub fn parameters(&self) -> u64 {
         let tensors = manifest::tensors(self.model());
-        tensors
-            .iter()
-            .map(|(_, shape)| shape.iter().map(|&size| size as u64).product::<u64>())
-            .sum()
+        tensors.iter().map(|spec| spec.shape.iter().map(|&size| size as u64).product::<u64>()).sum()
     }
 
     /// Bytes of all tensors as they are stored; 0 of made-up weights.

@@ -1,7 +1,7 @@
 use std::{collections::HashMap, fs};
 
 use crate::{
-    Checkpoint, CheckpointError, DType, Format, RopeScaling,
+    Checkpoint, CheckpointError, DType, Format, RopeScaling, TensorSpec,
     checkpoint::tests::whole,
     fixtures::{fixture, own_fixture},
     gguf_metadata::Value,
@@ -72,7 +72,7 @@ fn check_values(checkpoint: &Checkpoint, name: &str) {
     let sums = &all[name];
     let tensors = manifest::tensors(checkpoint.model());
     assert_eq!(tensors.len(), sums.len());
-    for (tensor, _) in tensors {
+    for TensorSpec { name: tensor, .. } in tensors {
         assert_eq!(crc32(&whole(checkpoint, &tensor)), sums[&tensor], "{name}: {tensor}");
     }
 }
@@ -105,12 +105,12 @@ fn a_gguf_file_is_the_same_model_as_its_source() {
     ] {
         let open = |name: &str| Checkpoint::open(&fixture(name)).unwrap();
         let (gguf, hf) = (open(&format!("formats/{file}")), open(&format!("models/{source}")));
-        for (tensor, _) in manifest::tensors(hf.model()) {
+        for TensorSpec { name: tensor, .. } in manifest::tensors(hf.model()) {
             assert_eq!(whole(&gguf, &tensor), whole(&hf, &tensor), "{tensor} of {file}");
         }
         // llama.cpp stores the scaled frequencies themselves, in f32.
-        let frequencies = gguf.model().inverse_frequencies();
-        let pairs = frequencies.iter().zip(hf.model().inverse_frequencies());
+        let frequencies = gguf.model().rotation(512).inverse_frequencies;
+        let pairs = frequencies.iter().zip(hf.model().rotation(512).inverse_frequencies);
         for (found, expected) in pairs {
             assert!((found / expected - 1.0).abs() < 1e-6, "{file}: {found} is not {expected}");
         }

@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use crate::{ModelConfig, RankSlice};
+use crate::{ModelConfig, RankNumbers, RankSlice};
 
 /// Memory of one rank, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
@@ -21,25 +21,12 @@ impl MemoryEstimate {
         block_tokens: usize,
     ) -> Self {
         let kv_numbers = 2 * slice.kv_heads.len() * model.head_dim * slice.layers.len();
+        let numbers = RankNumbers::of(model, slice);
         Self {
-            weight_bytes: rank_parameters(model, slice) * weight_size as u64,
+            weight_bytes: (numbers.matrices + numbers.vectors) * weight_size as u64,
             kv_bytes_per_block: kv_numbers as u64 * kv_size as u64 * block_tokens as u64,
         }
     }
-}
-
-/// Numbers that a rank holds. Norms are whole on every rank; a tied embedding is held once where
-/// one rank both embeds and predicts, else once at either end.
-fn rank_parameters(model: &ModelConfig, slice: &RankSlice) -> u64 {
-    let hidden = model.hidden_size as u64;
-    let table = slice.vocab.len() as u64 * hidden;
-    let heads = 2 * (slice.heads.len() + slice.kv_heads.len()) * model.head_dim;
-    let layer = (heads + 3 * slice.mlp.len() + 2) as u64 * hidden;
-    let embedding = if slice.first_stage { table } else { 0 };
-    let shared = model.tied_embeddings && slice.first_stage;
-    let head = if slice.last_stage && !shared { table } else { 0 };
-    let final_norm = if slice.last_stage { hidden } else { 0 };
-    slice.layers.len() as u64 * layer + embedding + head + final_norm
 }
 
 #[cfg(test)]

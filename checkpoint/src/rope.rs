@@ -1,5 +1,7 @@
 //! Rotary position frequencies and their scaling.
 
+use std::f64::consts::PI;
+
 use serde::Serialize;
 
 use crate::ModelConfig;
@@ -20,48 +22,137 @@ pub enum RopeScaling {
         high_freq_factor: f64,
         original_max_position_embeddings: usize,
     },
-    /// GGUF's `rope_freqs.weight`: frequency `i` divided by entry `i`, `head_dim / 2` of them.
+    /// NTK-by-parts (YaRN, arXiv 2309.00071): a ramp over the frequencies' index between those that
+    /// turn `beta_fast` and `beta_slow` times in the original context.
+    Yarn {
+        factor: f64,
+        original_max_position_embeddings: usize,
+        beta_fast: f64,
+        beta_slow: f64,
+        /// The ramp begins and ends at whole indices.
+        truncate: bool,
+        /// On cosines and sines.
+        attention_factor: f64,
+    },
+    /// Frequency `i` divided by entry `i`: of the short list where all positions are within the
+    /// original context, else of the long one (LongRoPE, arXiv 2402.13753).
+    LongRope {
+        short_factors: Vec<f64>,
+        long_factors: Vec<f64>,
+        original_max_position_embeddings: usize,
+        /// On cosines and sines.
+        attention_factor: f64,
+    },
+    /// GGUF's `rope_freqs.weight`: frequency `i` divided by entry `i`, `rotary_dim / 2` of them.
     PerFrequency {
         divisors: Vec<f32>,
     },
 }
 
+/// How heads are rotated by position.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Rotation {
+    /// In radians a position, `rotary_dim / 2` of them.
+    pub inverse_frequencies: Vec<f64>,
+    /// Factor on every cosine and sine.
+    pub magnitude: f64,
+}
+
 impl ModelConfig {
-    /// Rotary inverse frequencies after scaling, in radians a position, `head_dim / 2` of them.
-    /// Frequency `i` is `rope_theta^(-2i / head_dim)` (RoFormer, arXiv 2104.09864).
-    pub fn inverse_frequencies(&self) -> Vec<f64> {
-        let width = self.head_dim as f64;
-        (0..self.head_dim / 2)
-            .map(|i| self.rope_theta.powf(-2.0 * i as f64 / width))
-            .enumerate()
-            .map(|(i, frequency)| self.rope_scaling.apply(i, frequency))
-            .collect()
+    /// Of layers that see all positions, for a context of up to `positions`. Frequency `i` is
+    /// `rope_theta^(-2i / rotary_dim)` before scaling (RoFormer, arXiv 2104.09864).
+    pub fn rotation(&self, positions: usize) -> Rotation {
+        let frequencies = self.frequencies(self.rope_theta);
+        let inverse_frequencies = self.rope_scaling.apply(self, frequencies, positions);
+        Rotation { inverse_frequencies, magnitude: self.rope_scaling.magnitude() }
+    }
+
+    /// Of layers with a sliding window, where it is another than that of the others.
+    pub fn sliding_rotation(&self) -> Option<Rotation> {
+        let theta = self.layer.sliding.as_ref()?.rope_theta?;
+        Some(Rotation { inverse_frequencies: self.frequencies(theta), magnitude: 1.0 })
+    }
+
+    fn frequencies(&self, theta: f64) -> Vec<f64> {
+        let width = self.rotary_dim as f64;
+        (0..self.rotary_dim / 2).map(|i| theta.powf(-2.0 * i as f64 / width)).collect()
     }
 }
 
 impl RopeScaling {
-    fn apply(&self, index: usize, frequency: f64) -> f64 {
+    fn magnitude(&self) -> f64 {
         match self {
-            Self::None => frequency,
-            Self::Linear { factor } => frequency / factor,
+            Self::Yarn { attention_factor, .. } | Self::LongRope { attention_factor, .. } => {
+                *attention_factor
+            }
+            _ => 1.0,
+        }
+    }
+
+    fn apply(&self, model: &ModelConfig, frequencies: Vec<f64>, positions: usize) -> Vec<f64> {
+        let indexed = frequencies.iter().copied().enumerate();
+        match self {
+            Self::None => frequencies,
+            Self::Linear { factor } => frequencies.iter().map(|f| f / factor).collect(),
             Self::Llama3 {
                 factor,
-                low_freq_factor,
-                high_freq_factor,
+                low_freq_factor: low,
+                high_freq_factor: high,
                 original_max_position_embeddings,
             } => {
                 // Turns of this frequency within the original context.
                 let context = *original_max_position_embeddings as f64;
-                let turns = context * frequency / (2.0 * std::f64::consts::PI);
+                let turns = |frequency: f64| context * frequency / (2.0 * PI);
                 // 0 where stretched in full, 1 where kept: below low_freq_factor turns the model
                 // never saw a whole period, above high_freq_factor it saw many.
-                let kept = ((turns - low_freq_factor) / (high_freq_factor - low_freq_factor))
-                    .clamp(0.0, 1.0);
-                (1.0 - kept) * frequency / factor + kept * frequency
+                let kept =
+                    |frequency: f64| ((turns(frequency) - low) / (high - low)).clamp(0.0, 1.0);
+                frequencies.iter().map(|&f| interpolate(f, *factor, kept(f))).collect()
             }
-            Self::PerFrequency { divisors } => frequency / f64::from(divisors[index]),
+            Self::Yarn {
+                factor,
+                original_max_position_embeddings,
+                beta_fast,
+                beta_slow,
+                truncate,
+                ..
+            } => {
+                let (width, context) = (model.rotary_dim as f64, *original_max_position_embeddings);
+                // Index of the frequency that turns so often within the original context.
+                let index_of = |turns: f64| {
+                    width * (context as f64 / (turns * 2.0 * PI)).ln()
+                        / (2.0 * model.rope_theta.ln())
+                };
+                let (mut low, mut high) = (index_of(*beta_fast), index_of(*beta_slow));
+                if *truncate {
+                    (low, high) = (low.floor(), high.ceil());
+                }
+                let (low, high) = (low.max(0.0), high.min(width - 1.0));
+                // An empty ramp is a step.
+                let length = if high == low { 0.001 } else { high - low };
+                let kept = |i: usize| 1.0 - ((i as f64 - low) / length).clamp(0.0, 1.0);
+                indexed.map(|(i, f)| interpolate(f, *factor, kept(i))).collect()
+            }
+            Self::LongRope {
+                short_factors,
+                long_factors,
+                original_max_position_embeddings,
+                ..
+            } => {
+                let long = positions > *original_max_position_embeddings;
+                let factors = if long { long_factors } else { short_factors };
+                indexed.map(|(i, f)| f / factors[i]).collect()
+            }
+            Self::PerFrequency { divisors } => {
+                indexed.map(|(i, f)| f / f64::from(divisors[i])).collect()
+            }
         }
     }
+}
+
+/// `frequency` where `kept` is 1, `frequency / factor` where it is 0.
+fn interpolate(frequency: f64, factor: f64, kept: f64) -> f64 {
+    (1.0 - kept) * frequency / factor + kept * frequency
 }
 
 #[cfg(test)]
@@ -97,10 +188,13 @@ mod tests {
         (63, 3.068925988914511e-07),
     ];
 
+    const POSITIONS: usize = 128;
+
     fn check(theta: f64, head_dim: usize, scaling: RopeScaling, expected: &[(usize, f64)]) {
         let mut model = model();
-        (model.rope_theta, model.head_dim, model.rope_scaling) = (theta, head_dim, scaling);
-        let found = model.inverse_frequencies();
+        (model.rope_theta, model.rope_scaling) = (theta, scaling);
+        (model.head_dim, model.rotary_dim) = (head_dim, head_dim);
+        let found = model.rotation(POSITIONS).inverse_frequencies;
         assert_eq!(found.len(), head_dim / 2);
         for &(index, value) in expected {
             let error = (found[index] - value).abs() / value;

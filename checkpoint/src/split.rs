@@ -4,7 +4,7 @@ use std::{fmt::Write, ops::Range};
 
 use serde::Serialize;
 
-use crate::{CheckpointError, ModelConfig};
+use crate::{CheckpointError, ModelConfig, Part, manifest::layer_parameters};
 
 /// MLP columns and vocabulary rows are cut at multiples of this where the width allows it: the
 /// block of the common quantised types, and a whole number of SIMD registers and GPU tiles.
@@ -27,6 +27,8 @@ pub struct RankSlice {
     pub kv_heads: Range<usize>,
     /// Columns of the MLP's inner width.
     pub mlp: Range<usize>,
+    /// Columns of each expert's inner width; empty where there are no experts.
+    pub expert_mlp: Range<usize>,
     /// Rows of embedding and head.
     pub vocab: Range<usize>,
     pub first_stage: bool,
@@ -62,6 +64,10 @@ impl Split {
             heads,
             kv_heads,
             mlp: width(model.intermediate_size, self.tp, tp_rank),
+            expert_mlp: match &model.experts {
+                Some(experts) => width(experts.width, self.tp, tp_rank),
+                None => 0..0,
+            },
             vocab: width(model.vocab_size, self.tp, tp_rank),
             first_stage: stage == 0,
             last_stage: stage + 1 == self.pp,
@@ -83,11 +89,7 @@ impl Split {
         if tp == 0 || pp == 0 {
             return Some("tp and pp are at least 1".to_owned());
         }
-        for (limit, name) in [
-            (model.heads, "query heads"),
-            (model.intermediate_size, "MLP columns"),
-            (model.vocab_size, "vocabulary entries"),
-        ] {
+        for (limit, name) in limits(model) {
             if tp > limit {
                 return Some(format!("tp is {tp}, but there are {limit} {name}"));
             }
@@ -99,7 +101,7 @@ impl Split {
     fn alternatives(model: &ModelConfig, devices: usize) -> Vec<Split> {
         /// Enough to choose from; a message is not a table.
         const MOST_LISTED: usize = 12;
-        let widest = model.heads.min(model.intermediate_size).min(model.vocab_size);
+        let widest = limits(model).iter().map(|(limit, _)| *limit).min().unwrap_or(0);
         let usable = widest.saturating_mul(model.layers);
         let mut plans = Vec::new();
         for count in (1..=devices.min(usable)).rev() {
@@ -120,6 +122,34 @@ impl Split {
             let _ = write!(text, "{separator}tp {tp} x pp {pp}");
         }
         if text.is_empty() { "none".to_owned() } else { text }
+    }
+}
+
+/// The most ranks of a stage, and what limits them so.
+fn limits(model: &ModelConfig) -> [(usize, &'static str); 4] {
+    let expert = model.experts.as_ref().map_or(usize::MAX, |experts| experts.width);
+    [
+        (model.heads, "query heads"),
+        (model.intermediate_size, "MLP columns"),
+        (expert, "columns of an expert"),
+        (model.vocab_size, "vocabulary entries"),
+    ]
+}
+
+impl RankSlice {
+    /// The rank's `part` of a dimension of `size`.
+    pub fn part(&self, model: &ModelConfig, part: Part, size: usize) -> Range<usize> {
+        let heads = |heads: &Range<usize>| heads.start * model.head_dim..heads.end * model.head_dim;
+        match part {
+            Part::Whole => 0..size,
+            Part::FirstRank if self.tp_rank == 0 => 0..size,
+            Part::FirstRank => 0..0,
+            Part::Heads => heads(&self.heads),
+            Part::KvHeads => heads(&self.kv_heads),
+            Part::Mlp => self.mlp.clone(),
+            Part::ExpertMlp => self.expert_mlp.clone(),
+            Part::Vocab => self.vocab.clone(),
+        }
     }
 }
 
@@ -175,12 +205,6 @@ fn stage_layers(model: &ModelConfig, pp: usize, stage: usize) -> Range<usize> {
     }
     let start = layers[..stage].iter().sum();
     start..start + layers[stage]
-}
-
-fn layer_parameters(model: &ModelConfig) -> u64 {
-    let hidden = model.hidden_size as u64;
-    let widths = 2 * model.query_width() + 2 * model.kv_width() + 3 * model.intermediate_size;
-    (widths as u64 + 2) * hidden
 }
 
 #[cfg(test)]

@@ -7,7 +7,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use crate::{CheckpointError, dtype::DType, manifest, mapping::MappedFile};
+use crate::{CheckpointError, TensorSpec, dtype::DType, manifest, mapping::MappedFile};
 
 /// A tensor as its container's header describes it. `offset` counts from the file's start; the
 /// bytes lie within the file.
@@ -97,10 +97,6 @@ impl TensorIndex {
         self.tensors.values().map(|tensor| (tensor.stored.dtype, tensor.stored.bytes as u64))
     }
 
-    pub(crate) fn shape(&self, name: &str) -> Option<&[usize]> {
-        self.tensors.get(name).map(|tensor| tensor.stored.shape.as_slice())
-    }
-
     pub(crate) fn contains(&self, name: &str) -> bool {
         self.tensors.contains_key(name)
     }
@@ -111,8 +107,8 @@ impl TensorIndex {
     }
 
     /// Exactly the tensors of `expected` are here, with their shapes.
-    pub(crate) fn check(&self, expected: &[(String, Vec<usize>)]) -> Result<(), CheckpointError> {
-        for (name, shape) in expected {
+    pub(crate) fn check(&self, expected: &[TensorSpec]) -> Result<(), CheckpointError> {
+        for TensorSpec { name, shape, .. } in expected {
             let Some(tensor) = self.tensors.get(name) else {
                 let found = "nothing: the tensor is missing".to_owned();
                 return Err(self.refuse(&self.path, name, describe_shape(shape), found));
@@ -126,7 +122,7 @@ impl TensorIndex {
         if self.tensors.len() == expected.len() {
             return Ok(());
         }
-        let known: HashMap<_, _> = expected.iter().map(|(name, _)| (name.as_str(), ())).collect();
+        let known: HashMap<_, _> = expected.iter().map(|spec| (spec.name.as_str(), ())).collect();
         let unknown = self.tensors.keys().filter(|name| !known.contains_key(name.as_str())).min();
         let name = unknown.map_or("", String::as_str);
         let tensor = &self.tensors[name];

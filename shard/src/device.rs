@@ -5,10 +5,11 @@ pub mod cpu;
 use std::{ops::Range, time::Duration};
 
 use trireme_collectives::{AbortHandle, CollectiveError};
-use trireme_kernels::HeadLayout;
+use trireme_kernels::{Activation, HeadLayout};
 
 use crate::{
     batch::Batch,
+    layers::mixture::{ExpertBuffers, Experts},
     sampler::{SampleError, SampleRow, Sampled, Score, ScoreRow},
 };
 
@@ -17,6 +18,15 @@ pub type Samples = Vec<Result<Sampled, SampleError>>;
 
 /// The outcome of one scored row.
 pub type Scores = Vec<Result<Score, SampleError>>;
+
+/// What attention does with queries and keys.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct AttentionRule {
+    /// Factor on their product.
+    pub scale: f32,
+    /// A row sees only so many last positions, its own among them.
+    pub window: Option<usize>,
+}
 
 /// A device of one rank, with its links to the other ranks.
 ///
@@ -64,8 +74,14 @@ pub trait Device: Sized + 'static {
         vocab: &Range<u32>,
         out: &mut Self::Buffer,
     );
-    /// `out = x · wᵀ`.
-    fn linear(&mut self, x: &Self::Buffer, rows: usize, w: &Self::Matrix, out: &mut Self::Buffer);
+    /// `out = x · wᵀ + bias`.
+    fn linear(
+        &mut self,
+        x: &Self::Buffer,
+        rows: usize,
+        w: (&Self::Matrix, Option<&Self::Vector>),
+        out: &mut Self::Buffer,
+    );
     fn rms_norm(
         &mut self,
         x: &Self::Buffer,
@@ -82,16 +98,37 @@ pub trait Device: Sized + 'static {
         norm: (&Self::Vector, f32),
         out: &mut Self::Buffer,
     );
+    /// Normalises each query and key head in place, by weights of `head_dim`.
+    fn rms_norm_heads(
+        &mut self,
+        qkv: &mut Self::Buffer,
+        layout: &HeadLayout,
+        rows: usize,
+        norms: (&Self::Vector, &Self::Vector, f32),
+    );
+    /// `x *= factor`.
+    fn scale(&mut self, x: &mut Self::Buffer, rows: usize, factor: f32);
     /// `x += delta`.
     fn add(&mut self, x: &mut Self::Buffer, delta: &Self::Buffer, rows: usize);
     /// `out[i] = x[indices[i]]`.
     fn gather(&mut self, x: &Self::Buffer, indices: &[usize], out: &mut Self::Buffer);
-    /// `out = silu(gate) * up` of rows `[gate | up]`, each half `width` wide.
-    fn silu_mul(
+    /// `out = activation(gate) * up` of rows `[gate | up]`, each half `width` wide.
+    fn gate_mul(
         &mut self,
+        activation: Activation,
         gate_up: &Self::Buffer,
         rows: usize,
         width: usize,
+        out: &mut Self::Buffer,
+    );
+    /// Sends each row to the experts that `buffers.logits` prefers, and adds up what they answer. Only
+    /// the chosen experts' products are computed.
+    fn mixture(
+        &mut self,
+        x: &Self::Buffer,
+        rows: usize,
+        experts: &Experts<Self>,
+        buffers: &mut ExpertBuffers<Self>,
         out: &mut Self::Buffer,
     );
     /// Rotates q and k in place and writes k and v to the pages.
@@ -108,6 +145,7 @@ pub trait Device: Sized + 'static {
         &mut self,
         qkv: &Self::Buffer,
         layout: &HeadLayout,
+        rule: AttentionRule,
         rows: &Self::Rows<'_>,
         pages: &Self::Pages,
         out: &mut Self::Buffer,

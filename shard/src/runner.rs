@@ -10,11 +10,11 @@ use crate::{
     batch::{Batch, BatchError},
     device::Device,
     layers::{
-        rotary,
+        rotary::RotaryTables,
         workspace::{StepSize, Workspace},
     },
     memory::KvDemand,
-    models::llama::Llama,
+    models::Model,
     prompt_scores::{PromptScores, ROWS_AT_ONCE, Targets},
     sampler::SampleRow,
     sequences::{Limits, SequenceError, Sequences},
@@ -91,7 +91,7 @@ pub struct MemoryPlan {
 /// KV pages and workspace, from warm-up to reset.
 struct Ready<D: Device> {
     limits: Limits,
-    rotary: D::Rotary,
+    rotary: RotaryTables<D>,
     pages: Vec<D::Pages>,
     work: Workspace<D>,
 }
@@ -100,7 +100,7 @@ pub struct Runner<D: Device> {
     pub device: D,
     pub place: Place,
     pub model: ModelConfig,
-    layers: Llama<D>,
+    layers: Model<D>,
     weight_bytes: u64,
     kv_memory: Option<u64>,
     ready: Option<Ready<D>>,
@@ -114,7 +114,7 @@ pub struct Loaded<D: Device> {
     pub device: D,
     pub place: Place,
     pub model: ModelConfig,
-    pub layers: Llama<D>,
+    pub layers: Model<D>,
     pub weight_bytes: u64,
     /// `--kv-cache-memory`, in bytes.
     pub kv_memory: Option<u64>,
@@ -228,7 +228,7 @@ impl<D: Device> Runner<D> {
                 num_blocks: plan.num_blocks,
                 vocab_size: model.vocab_size,
             },
-            rotary: rotary::table(device, model, plan.max_model_len),
+            rotary: RotaryTables::new(device, model, plan.max_model_len),
             pages: self.pages(plan),
             work: Workspace::new(device, model, slice, size),
         });

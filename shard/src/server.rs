@@ -24,7 +24,7 @@ use crate::{
     config::{Config, LoadFormat},
     device::{Device, cpu::Cpu},
     engine::{Command, Configure, Engine, EngineError, Handle},
-    models::llama::Llama,
+    models::Model,
     runner::{Loaded, Runner},
     service::Service,
     status::Status,
@@ -184,7 +184,7 @@ pub fn load(config: &Config, status: &Status) -> Result<Runner<Cpu>, CheckpointE
         threads: config.threads,
         bytes_loaded: &status.bytes_loaded,
     };
-    let layers = Llama::load(&weights)?;
+    let layers = Model::load(&weights)?;
     let weight_bytes = status.bytes_loaded.load(Ordering::Relaxed);
     status.change(|phase| phase.weight_bytes = weight_bytes);
     info!(weight_bytes, layers = ?place.slice.layers, rank = place.rank, "weights loaded");

@@ -1,7 +1,6 @@
 //! From a checkpoint to this rank's matrices: only its rows and columns are read.
 
 use std::{
-    ops::Range,
     sync::{
         Arc, Mutex, PoisonError,
         atomic::{AtomicU64, AtomicUsize, Ordering},
@@ -9,26 +8,17 @@ use std::{
     thread,
 };
 
-use trireme_checkpoint::{Checkpoint, CheckpointError, ModelConfig, RankSlice, Split};
-use trireme_kernels::HeadLayout;
+use trireme_checkpoint::{Checkpoint, CheckpointError, ModelConfig, RankNumbers, RankSlice, Split};
 
 use crate::{
     device::Device,
+    layer_weights::LayerWeights,
     layers::{
-        attention::head_layout,
         embedding::{Embedding, Head},
         norm::RmsNorm,
     },
     stage::{Entry, Exit},
 };
-
-/// Which part of a tensor's dimension belongs to this rank.
-#[derive(Clone, Copy, Debug)]
-pub enum Part {
-    Heads,
-    KvHeads,
-    Mlp,
-}
 
 /// What a rank is, among the others.
 #[derive(Clone, Debug)]
@@ -62,14 +52,14 @@ pub struct Weights<'a, D: Device> {
 type Ends<D> = (Entry<D>, Exit<D>);
 
 impl<D: Device> Weights<'_, D> {
-    fn model(&self) -> &ModelConfig {
+    pub fn model(&self) -> &ModelConfig {
         self.checkpoint.model()
     }
 
     /// Loads the ends of the stage and its layers at the same time, layers over several threads.
     pub fn ends_and_layers<T: Send>(
         &self,
-        layer: impl Fn(&Self, usize) -> Result<T, CheckpointError> + Sync,
+        layer: impl Fn(&LayerWeights<'_, D>) -> Result<T, CheckpointError> + Sync,
     ) -> Result<(Ends<D>, Vec<T>), CheckpointError> {
         let range = self.place.slice.layers.clone();
         let next = AtomicUsize::new(range.start);
@@ -80,7 +70,7 @@ impl<D: Device> Weights<'_, D> {
                 if index >= range.end {
                     return;
                 }
-                let layer = layer(self, index);
+                let layer = layer(&LayerWeights::new(self, index));
                 loaded.lock().unwrap_or_else(PoisonError::into_inner).push((index, layer));
             }
         };
@@ -101,12 +91,13 @@ impl<D: Device> Weights<'_, D> {
     fn ends(&self) -> Result<Ends<D>, CheckpointError> {
         let (slice, tp) = (&self.place.slice, self.place.split.tp);
         let vocab = slice.vocab.start as u32..slice.vocab.end as u32;
+        let multipliers = &self.model().multipliers;
         let embedding = "model.embed_tokens.weight";
         let mut table = None;
         let entry = if slice.first_stage {
-            let loaded = Arc::new(self.vocabulary(embedding)?);
+            let loaded = Arc::new(self.matrix(&[embedding])?);
             table = Some(loaded.clone());
-            Entry::Tokens(Embedding::new(loaded, vocab))
+            Entry::Tokens(Embedding::new(loaded, vocab, multipliers.embedding))
         } else {
             Entry::From(self.place.rank - tp)
         };
@@ -115,69 +106,69 @@ impl<D: Device> Weights<'_, D> {
         }
         let head = match table {
             Some(table) if self.model().tied_embeddings => table,
-            _ if self.model().tied_embeddings => Arc::new(self.vocabulary(embedding)?),
-            _ => Arc::new(self.vocabulary("lm_head.weight")?),
+            _ => Arc::new(self.matrix(&["lm_head.weight"])?),
         };
-        Ok((entry, Exit::Logits { norm: self.norm("model.norm.weight")?, head: Head::new(head) }))
+        let norm = self.norm("model.norm.weight")?;
+        Ok((entry, Exit::Logits { norm, head: Head::new(head, multipliers.logits) }))
     }
 
-    /// This rank's rows of the vocabulary.
-    fn vocabulary(&self, name: &str) -> Result<D::Matrix, CheckpointError> {
-        self.matrix(&[(name, self.place.slice.vocab.clone())], 0..self.model().hidden_size)
-    }
-
-    /// A vector that every rank holds whole.
+    /// A norm, which every rank holds whole.
     pub fn norm(&self, name: &str) -> Result<RmsNorm<D>, CheckpointError> {
-        let values = self.checkpoint.vector(name, 0..self.model().hidden_size)?;
-        self.count(4 * values.len());
-        Ok(RmsNorm::new(D::vector(self.store, values), self.model().rms_norm_eps))
+        Ok(RmsNorm::new(self.norm_vector(name)?, self.model().rms_norm_eps))
     }
 
-    /// This rank's rows of several tensors, one under the other in one matrix.
-    pub fn rows_of(&self, parts: &[(String, Part)]) -> Result<D::Matrix, CheckpointError> {
-        let parts: Vec<_> =
-            parts.iter().map(|(name, part)| (name.as_str(), self.range(*part))).collect();
-        self.matrix(&parts, 0..self.model().hidden_size)
-    }
-
-    /// This rank's columns of a tensor whose rows are the hidden width.
-    pub fn columns_of(&self, name: &str, part: Part) -> Result<D::Matrix, CheckpointError> {
-        self.matrix(&[(name, 0..self.model().hidden_size)], self.range(part))
-    }
-
-    pub fn head_layout(&self) -> HeadLayout {
-        head_layout(self.model(), &self.place.slice)
-    }
-
-    pub fn mlp_width(&self) -> usize {
-        self.place.slice.mlp.len()
-    }
-
-    fn range(&self, part: Part) -> Range<usize> {
-        let (slice, head_dim) = (&self.place.slice, self.model().head_dim);
-        let heads = |heads: &Range<usize>| heads.start * head_dim..heads.end * head_dim;
-        match part {
-            Part::Heads => heads(&slice.heads),
-            Part::KvHeads => heads(&slice.kv_heads),
-            Part::Mlp => slice.mlp.clone(),
+    /// What a norm multiplies by.
+    pub fn norm_vector(&self, name: &str) -> Result<D::Vector, CheckpointError> {
+        let mut values = self.vector(name)?;
+        if self.model().layer.norms_add_one {
+            values.iter_mut().for_each(|value| *value += 1.0);
         }
+        Ok(D::vector(self.store, values))
     }
 
-    fn matrix(
-        &self,
-        parts: &[(&str, Range<usize>)],
-        columns: Range<usize>,
-    ) -> Result<D::Matrix, CheckpointError> {
-        let outputs = parts.iter().map(|(_, rows)| rows.len()).sum();
-        let mut matrix = D::matrix(self.store, outputs, columns.len());
-        let row_bytes = columns.len() * D::weight_size(self.store);
+    /// This rank's parts of several biases, one after the other; none if the model has no such
+    /// tensors, or this rank has no part of them.
+    pub fn bias(&self, names: &[String]) -> Result<Option<D::Vector>, CheckpointError> {
+        if !names.iter().all(|name| self.checkpoint.has(name)) {
+            return Ok(None);
+        }
+        let mut values = Vec::new();
+        for name in names {
+            values.extend(self.vector(name)?);
+        }
+        Ok((!values.is_empty()).then(|| D::vector(self.store, values)))
+    }
+
+    fn vector(&self, name: &str) -> Result<Vec<f32>, CheckpointError> {
+        let spec = self.checkpoint.tensor(name)?;
+        let range = self.place.slice.part(self.model(), spec.rows, spec.shape[0]);
+        let values = self.checkpoint.vector(name, range)?;
+        self.count(4 * values.len());
+        Ok(values)
+    }
+
+    /// This rank's parts of several tensors, one under the other in one matrix.
+    pub fn matrix(&self, names: &[&str]) -> Result<D::Matrix, CheckpointError> {
+        let (model, slice) = (self.model(), &self.place.slice);
+        let mut parts = Vec::with_capacity(names.len());
+        for &name in names {
+            let spec = self.checkpoint.tensor(name)?;
+            let rows = slice.part(model, spec.rows, spec.shape[0]);
+            let columns = slice.part(model, spec.columns, spec.shape[1]);
+            parts.push((name, rows, columns));
+        }
+        let outputs = parts.iter().map(|(_, rows, _)| rows.len()).sum();
+        let inputs = parts.first().map_or(0, |(_, _, columns)| columns.len());
+        let mut matrix = D::matrix(self.store, outputs, inputs);
+        let row_bytes = inputs * D::weight_size(self.store);
         let mut output = 0;
-        for (name, rows) in parts {
-            self.checkpoint.for_each_row(name, rows.clone(), columns.clone(), &mut |_, row| {
+        for (name, rows, columns) in parts {
+            let height = rows.len();
+            self.checkpoint.for_each_row(name, rows, columns, &mut |_, row| {
                 D::set_row(&mut matrix, output, row);
                 output += 1;
             })?;
-            self.count(rows.len() * row_bytes);
+            self.count(height * row_bytes);
         }
         Ok(matrix)
     }
@@ -189,12 +180,6 @@ impl<D: Device> Weights<'_, D> {
 
 /// Bytes that [`Weights`] counts for a whole rank: what progress is measured against.
 pub fn total_bytes(model: &ModelConfig, slice: &RankSlice, weight_size: usize) -> u64 {
-    let heads = (2 * slice.heads.len() + 2 * slice.kv_heads.len()) * model.head_dim;
-    let layer = model.hidden_size * (heads + 3 * slice.mlp.len());
-    let shared = model.tied_embeddings && slice.first_stage && slice.last_stage;
-    let tables = usize::from(slice.first_stage) + usize::from(slice.last_stage && !shared);
-    let table = slice.vocab.len() * model.hidden_size;
-    let norms = 2 * slice.layers.len() + usize::from(slice.last_stage);
-    let weights = slice.layers.len() * layer + tables * table;
-    (weights * weight_size + 4 * norms * model.hidden_size) as u64
+    let numbers = RankNumbers::of(model, slice);
+    numbers.matrices * weight_size as u64 + 4 * numbers.vectors
 }

@@ -178,6 +178,23 @@ fn smollm_like_in_every_split() {
     check("models/smollm-like", &splits);
 }
 
+/// Every family: TP up to the heads and beyond the KV heads, PP up to the layers.
+#[test]
+fn families_in_every_split() {
+    for (model, layers) in [
+        ("mistral-like", 4),
+        ("qwen2-like", 3),
+        ("qwen3-like", 4),
+        ("granite-like", 4),
+        ("gemma3-like", 6),
+        ("mixtral-like", 3),
+        ("qwen3-moe-like", 3),
+    ] {
+        let splits = [(1, 1), (2, 1), (3, 1), (4, 1), (1, 2), (2, 2), (3, 2), (1, layers)];
+        check(&format!("models/{model}"), &splits);
+    }
+}
+
 #[test]
 fn other_formats_of_the_same_weights() {
     for folder in ["hf-single", "hf-bf16", "hf-sharded", "hf-sharded-noindex"] {

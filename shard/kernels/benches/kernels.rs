@@ -9,8 +9,8 @@ use std::time::Duration;
 
 use criterion::{BenchmarkId, Criterion, Throughput, criterion_group, criterion_main};
 use trireme_kernels::{
-    HeadLayout, KvPages, Matrix, RotaryTable, SequenceRows, Storage, Team, argmax, matmul,
-    max_and_sum_exp, paged_attention, rms_norm, rotate_and_append, share, silu_mul, top_n,
+    Activation, HeadLayout, KvPages, Matrix, RotaryTable, SequenceRows, Storage, Team, argmax,
+    gate_mul, matmul, max_and_sum_exp, paged_attention, rms_norm, rotate_and_append, share, top_n,
 };
 
 fn threads() -> usize {
@@ -141,7 +141,7 @@ fn rows(c: &mut Criterion) {
         let (x, mut out) = (vec![0.3; rows * 3072], vec![0.0; rows * 1536]);
         group.throughput(Throughput::Bytes(6 * x.len() as u64));
         group.bench_function(format!("silu_mul {rows}x1536"), |b| {
-            b.iter(|| silu_mul(&team, &x, 1536, &mut out));
+            b.iter(|| gate_mul(&team, Activation::Silu, &x, 1536, &mut out));
         });
         let kv_of_head = (0..9).map(|head| head / 3).collect();
         let layout = HeadLayout { heads: 9, kv_heads: 3, head_dim: 64, kv_of_head };

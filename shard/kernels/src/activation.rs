@@ -1,4 +1,4 @@
-//! The gated activation of the MLP (SwiGLU: Shazeer 2020, arXiv:2002.05202).
+//! The gated activation of the MLP (SwiGLU and GEGLU: Shazeer 2020, arXiv:2002.05202).
 
 use crate::disjoint::Disjoint;
 use crate::exponential::exp;
@@ -8,16 +8,39 @@ use crate::team::{Team, share};
 /// Below this many values a fork costs more than it saves.
 const FORK_VALUES: usize = 8 * 1024;
 
-/// `out[r, i] = silu(gate_up[r, i]) * gate_up[r, width + i]`; `gate_up`: `[rows, 2 * width]`,
+/// What a gate goes through.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Activation {
+    /// `x / (1 + e^-x)`.
+    Silu,
+    /// `x (1 + tanh u) / 2`, `u = sqrt(2 / pi) (x + 0.044715 x^3)` (Hendrycks & Gimpel 2016,
+    /// arXiv:1606.08415).
+    GeluTanh,
+}
+
+/// `out[r, i] = activation(gate_up[r, i]) * gate_up[r, width + i]`; `gate_up`: `[rows, 2 * width]`,
 /// `out`: `[rows, width]`.
 ///
 /// # Panics
 /// If a length does not fit.
-pub fn silu_mul(team: &Team, gate_up: &[f32], width: usize, out: &mut [f32]) {
-    silu_mul_on(Isa::best(), team, gate_up, width, out);
+pub fn gate_mul(
+    team: &Team,
+    activation: Activation,
+    gate_up: &[f32],
+    width: usize,
+    out: &mut [f32],
+) {
+    gate_mul_on(Isa::best(), team, activation, gate_up, width, out);
 }
 
-fn silu_mul_on(isa: Isa, team: &Team, gate_up: &[f32], width: usize, out: &mut [f32]) {
+fn gate_mul_on(
+    isa: Isa,
+    team: &Team,
+    activation: Activation,
+    gate_up: &[f32],
+    width: usize,
+    out: &mut [f32],
+) {
     assert!(gate_up.len() == 2 * out.len(), "{} values in, {} out", gate_up.len(), out.len());
     if out.is_empty() {
         return;
@@ -36,7 +59,11 @@ fn silu_mul_on(isa: Isa, team: &Team, gate_up: &[f32], width: usize, out: &mut [
             let out = unsafe { all.part(next..end) };
             let up = gate + width;
             let n = out.len();
-            isa.run(SiluMul { gate: &gate_up[gate..gate + n], up: &gate_up[up..up + n], out });
+            let (gate, up) = (&gate_up[gate..gate + n], &gate_up[up..up + n]);
+            match activation {
+                Activation::Silu => isa.run(GateMul::<false> { gate, up, out }),
+                Activation::GeluTanh => isa.run(GateMul::<true> { gate, up, out }),
+            }
             next = end;
         }
     };
@@ -47,13 +74,13 @@ fn silu_mul_on(isa: Isa, team: &Team, gate_up: &[f32], width: usize, out: &mut [
     }
 }
 
-struct SiluMul<'a> {
+struct GateMul<'a, const GELU: bool> {
     gate: &'a [f32],
     up: &'a [f32],
     out: &'a mut [f32],
 }
 
-impl Kernel for SiluMul<'_> {
+impl<const GELU: bool> Kernel for GateMul<'_, GELU> {
     type Output = ();
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
@@ -61,22 +88,32 @@ impl Kernel for SiluMul<'_> {
         let (ups, up_tail) = self.up.as_chunks::<LANES>();
         let (outs, out_tail) = self.out.as_chunks_mut::<LANES>();
         for ((gate, up), out) in gates.iter().zip(ups).zip(outs) {
-            s.store(silu_mul_lanes(s, gate, up), out);
+            s.store(gate_mul_lanes::<S, GELU>(s, gate, up), out);
         }
         // The same lanes, padded: a value's result does not depend on where a share ends.
         let (mut gate, mut up, mut out) = ([0.0; LANES], [0.0; LANES], [0.0; LANES]);
         gate[..gate_tail.len()].copy_from_slice(gate_tail);
         up[..up_tail.len()].copy_from_slice(up_tail);
-        s.store(silu_mul_lanes(s, &gate, &up), &mut out);
+        s.store(gate_mul_lanes::<S, GELU>(s, &gate, &up), &mut out);
         out_tail.copy_from_slice(&out[..out_tail.len()]);
     }
 }
 
-/// `gate / (1 + exp(-gate)) * up`.
+/// `gate / (1 + exp(-v)) * up`: `v` is the gate itself for SiLU, `2 u` for GELU, since
+/// `(1 + tanh u) / 2 = 1 / (1 + exp(-2 u))`.
 #[inline(always)]
-fn silu_mul_lanes<S: Simd>(s: S, gate: &[f32; LANES], up: &[f32; LANES]) -> S::V {
+fn gate_mul_lanes<S: Simd, const GELU: bool>(s: S, gate: &[f32; LANES], up: &[f32; LANES]) -> S::V {
+    /// `2 sqrt(2 / pi)`.
+    const SLOPE: f32 = 1.595_769;
     let (gate, up) = (s.load(gate), s.load(up));
-    let e = exp(s, s.sub(s.splat(0.0), gate));
+    let v = if GELU {
+        let square = s.mul(gate, gate);
+        let factor = s.fma(square, s.splat(SLOPE * 0.044_715), s.splat(SLOPE));
+        s.mul(gate, factor)
+    } else {
+        gate
+    };
+    let e = exp(s, s.sub(s.splat(0.0), v));
     s.mul(s.div(gate, s.add(s.splat(1.0), e)), up)
 }
 

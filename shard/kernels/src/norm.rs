@@ -1,6 +1,7 @@
 //! Root-mean-square normalisation (Zhang & Sennrich 2019, arXiv:1910.07467).
 
 use crate::disjoint::Disjoint;
+use crate::rotary::HeadLayout;
 use crate::simd::{Isa, Kernel, LANES, Simd};
 use crate::team::{Team, share};
 
@@ -28,6 +29,46 @@ pub fn add_rms_norm(
     out: &mut [f32],
 ) {
     add_rms_norm_on(Isa::best(), team, (residual, delta), weight, eps, out);
+}
+
+/// Normalises each query and each key head of `qkv`, in place, by weights of `head_dim`.
+///
+/// # Panics
+/// If a length does not fit.
+pub fn rms_norm_heads(
+    team: &Team,
+    qkv: &mut [f32],
+    layout: &HeadLayout,
+    (query, key): (&[f32], &[f32]),
+    eps: f32,
+) {
+    rms_norm_heads_on(Isa::best(), team, qkv, layout, (query, key), eps);
+}
+
+fn rms_norm_heads_on(
+    isa: Isa,
+    team: &Team,
+    qkv: &mut [f32],
+    layout: &HeadLayout,
+    (query, key): (&[f32], &[f32]),
+    eps: f32,
+) {
+    let (dim, width, len) = (layout.head_dim, layout.row_len(), qkv.len());
+    check_shape(len, len, width);
+    assert!(query.len() == dim && key.len() == dim, "norms of {} and {}", query.len(), key.len());
+    let all = Disjoint::new(qkv);
+    let work = |rows: std::ops::Range<usize>| {
+        for row in rows {
+            for head in 0..layout.heads + layout.kv_heads {
+                let start = row * width + head * dim;
+                // SAFETY: each row is written by the one worker whose share holds it.
+                let x = unsafe { all.part(start..start + dim) };
+                let weight = if head < layout.heads { query } else { key };
+                isa.run(NormInPlace { x, weight, eps });
+            }
+        }
+    };
+    by_rows(team, len, width, &work);
 }
 
 fn rms_norm_on(isa: Isa, team: &Team, x: &[f32], weight: &[f32], eps: f32, out: &mut [f32]) {
@@ -116,6 +157,24 @@ impl Kernel for RowNorm<'_> {
         let scale = 1.0 / (mean + self.eps).sqrt();
         for ((out, x), weight) in self.out.iter_mut().zip(self.x).zip(self.weight) {
             *out = x * scale * weight;
+        }
+    }
+}
+
+struct NormInPlace<'a> {
+    x: &'a mut [f32],
+    weight: &'a [f32],
+    eps: f32,
+}
+
+impl Kernel for NormInPlace<'_> {
+    type Output = ();
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) {
+        let mean = sum_of_squares(s, self.x) / self.x.len() as f32;
+        let scale = 1.0 / (mean + self.eps).sqrt();
+        for (x, weight) in self.x.iter_mut().zip(self.weight) {
+            *x = *x * scale * weight;
         }
     }
 }

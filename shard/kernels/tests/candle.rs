@@ -4,8 +4,8 @@ use candle_core::{D, Device, Tensor};
 use rand::rngs::StdRng;
 use rand::{Rng, SeedableRng};
 use trireme_kernels::{
-    HeadLayout, KvPages, Matrix, RotaryTable, SequenceRows, Storage, Team, matmul, paged_attention,
-    rms_norm, rotate_and_append, silu_mul,
+    Activation, HeadLayout, KvPages, Matrix, RotaryTable, SequenceRows, Storage, Team, gate_mul,
+    matmul, paged_attention, rms_norm, rotate_and_append,
 };
 
 fn noise(len: usize, seed: u64) -> Vec<f32> {
@@ -58,13 +58,19 @@ fn rms_norm_agrees() {
 }
 
 #[test]
-fn silu_mul_agrees() {
+fn gate_mul_agrees() {
     let (rows, width) = (3, 1536);
     let gate_up = noise(rows * 2 * width, 9);
-    let mut ours = vec![f32::NAN; rows * width];
-    silu_mul(&Team::new(2), &gate_up, width, &mut ours);
     let both = tensor(&gate_up, &[rows, 2 * width]);
-    check("silu_mul", &ours, &candle_nn::ops::swiglu(&both).unwrap(), 1e-6);
+    let (gate, up) = (both.narrow(D::Minus1, 0, width), both.narrow(D::Minus1, width, width));
+    let gelu = (gate.unwrap().gelu().unwrap() * up.unwrap()).unwrap();
+    for (activation, theirs) in
+        [(Activation::Silu, candle_nn::ops::swiglu(&both).unwrap()), (Activation::GeluTanh, gelu)]
+    {
+        let mut ours = vec![f32::NAN; rows * width];
+        gate_mul(&Team::new(2), activation, &gate_up, width, &mut ours);
+        check(&format!("{activation:?}"), &ours, &theirs, 1e-6);
+    }
 }
 
 const ROWS: usize = 50;

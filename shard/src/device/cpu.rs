@@ -7,12 +7,14 @@ use std::{
 
 use trireme_collectives::{AbortHandle, CollectiveError, World};
 use trireme_kernels::{
-    self as kernels, HeadLayout, KvPages, Matrix, RotaryTable, SequenceRows, Storage, Team,
+    self as kernels, Activation, HeadLayout, KvPages, Matrix, RotaryTable, Routing, SequenceRows,
+    Storage, Team,
 };
 
-use super::{Device, Samples, Scores};
+use super::{AttentionRule, Device, Samples, Scores};
 use crate::{
     batch::Batch,
+    layers::mixture::{ExpertBuffers, Experts},
     sampler::{self, SampleRow, ScoreRow},
 };
 
@@ -37,11 +39,18 @@ pub struct Cpu {
     kv_storage: Storage,
     world: Option<World>,
     collective_time: Duration,
+    routing: Routing,
 }
 
 impl Cpu {
     pub fn new(threads: usize, kv_storage: Storage) -> Self {
-        Self { team: Team::new(threads), kv_storage, world: None, collective_time: Duration::ZERO }
+        Self {
+            team: Team::new(threads),
+            kv_storage,
+            world: None,
+            collective_time: Duration::ZERO,
+            routing: Routing::default(),
+        }
     }
 
     /// Runs one group operation and counts its time.
@@ -121,8 +130,15 @@ impl Device for Cpu {
             }
         }
     }
-    fn linear(&mut self, x: &Buffer, rows: usize, w: &Matrix, out: &mut Buffer) {
-        kernels::matmul(&self.team, x.first(rows), rows, w, None, out.first_mut(rows));
+    fn linear(
+        &mut self,
+        x: &Buffer,
+        rows: usize,
+        (w, bias): (&Matrix, Option<&Vec<f32>>),
+        out: &mut Buffer,
+    ) {
+        let bias = bias.map(Vec::as_slice);
+        kernels::matmul(&self.team, x.first(rows), rows, w, bias, out.first_mut(rows));
     }
     fn rms_norm(&mut self, x: &Buffer, rows: usize, norm: (&Vec<f32>, f32), out: &mut Buffer) {
         kernels::rms_norm(&self.team, x.first(rows), norm.0, norm.1, out.first_mut(rows));
@@ -138,6 +154,20 @@ impl Device for Cpu {
         let (residual, delta) = (residual.first_mut(rows), delta.first(rows));
         kernels::add_rms_norm(&self.team, residual, delta, norm.0, norm.1, out.first_mut(rows));
     }
+    fn rms_norm_heads(
+        &mut self,
+        qkv: &mut Buffer,
+        layout: &HeadLayout,
+        rows: usize,
+        (query, key, eps): (&Vec<f32>, &Vec<f32>, f32),
+    ) {
+        kernels::rms_norm_heads(&self.team, qkv.first_mut(rows), layout, (query, key), eps);
+    }
+    fn scale(&mut self, x: &mut Buffer, rows: usize, factor: f32) {
+        for x in x.first_mut(rows) {
+            *x *= factor;
+        }
+    }
     fn add(&mut self, x: &mut Buffer, delta: &Buffer, rows: usize) {
         for (x, delta) in x.first_mut(rows).iter_mut().zip(delta.first(rows)) {
             *x += delta;
@@ -149,8 +179,47 @@ impl Device for Cpu {
             row.copy_from_slice(&x.values[index * width..][..width]);
         }
     }
-    fn silu_mul(&mut self, gate_up: &Buffer, rows: usize, width: usize, out: &mut Buffer) {
-        kernels::silu_mul(&self.team, gate_up.first(rows), width, out.first_mut(rows));
+    fn gate_mul(
+        &mut self,
+        activation: Activation,
+        gate_up: &Buffer,
+        rows: usize,
+        width: usize,
+        out: &mut Buffer,
+    ) {
+        let (gate_up, out) = (gate_up.first(rows), out.first_mut(rows));
+        kernels::gate_mul(&self.team, activation, gate_up, width, out);
+    }
+    fn mixture(
+        &mut self,
+        x: &Buffer,
+        rows: usize,
+        experts: &Experts<Self>,
+        buffers: &mut ExpertBuffers<Self>,
+        out: &mut Buffer,
+    ) {
+        let (team, routing) = (&self.team, &mut self.routing);
+        let ExpertBuffers { logits, input, gate_up, inner, output } = buffers;
+        let count = experts.gate_up.len();
+        routing.choose(logits.first(rows), count, experts.per_token, experts.renormalise);
+        let hidden = x.width;
+        let (x, out) = (x.first(rows), out.first_mut(rows));
+        out.fill(0.0);
+        for (expert, (gate_up_w, down)) in experts.gate_up.iter().zip(&experts.down).enumerate() {
+            let rows = routing.rows_of(expert).len();
+            if rows == 0 {
+                continue;
+            }
+            let input = input.first_mut(rows);
+            routing.gather(expert, x, hidden, input);
+            let gate_up = gate_up.first_mut(rows);
+            kernels::matmul(team, input, rows, gate_up_w, None, gate_up);
+            let inner = inner.first_mut(rows);
+            kernels::gate_mul(team, experts.activation, gate_up, experts.width, inner);
+            let output = output.first_mut(rows);
+            kernels::matmul(team, inner, rows, down, None, output);
+            routing.scatter(expert, output, hidden, out);
+        }
     }
     fn rotate_and_append(
         &mut self,
@@ -167,14 +236,14 @@ impl Device for Cpu {
         &mut self,
         qkv: &Buffer,
         layout: &HeadLayout,
+        AttentionRule { scale, window }: AttentionRule,
         rows: &Vec<SequenceRows<'_>>,
         pages: &KvPages,
         out: &mut Buffer,
     ) {
         let count = row_count(rows);
-        let scale = (layout.head_dim as f32).sqrt().recip();
         let (qkv, out) = (qkv.first(count), out.first_mut(count));
-        kernels::paged_attention(&self.team, qkv, layout, scale, None, rows, pages, out);
+        kernels::paged_attention(&self.team, qkv, layout, scale, window, rows, pages, out);
     }
 
     fn abort_handle(world: &World) -> AbortHandle {

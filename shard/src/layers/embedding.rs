@@ -10,11 +10,12 @@ use crate::device::Device;
 pub struct Embedding<D: Device> {
     table: Arc<D::Matrix>,
     vocab: Range<u32>,
+    multiplier: f32,
 }
 
 impl<D: Device> Embedding<D> {
-    pub fn new(table: Arc<D::Matrix>, vocab: Range<u32>) -> Self {
-        Self { table, vocab }
+    pub fn new(table: Arc<D::Matrix>, vocab: Range<u32>, multiplier: f32) -> Self {
+        Self { table, vocab, multiplier }
     }
     pub fn forward(
         &self,
@@ -23,7 +24,11 @@ impl<D: Device> Embedding<D> {
         out: &mut D::Buffer,
     ) -> Result<(), CollectiveError> {
         device.embed(&self.table, tokens, &self.vocab, out);
-        device.all_reduce(out, tokens.len())
+        device.all_reduce(out, tokens.len())?;
+        if self.multiplier != 1.0 {
+            device.scale(out, tokens.len(), self.multiplier);
+        }
+        Ok(())
     }
 }
 
@@ -31,13 +36,17 @@ impl<D: Device> Embedding<D> {
 pub struct Head<D: Device> {
     /// Shared with the embedding where the model ties them and one stage holds both.
     weight: Arc<D::Matrix>,
+    multiplier: f32,
 }
 
 impl<D: Device> Head<D> {
-    pub fn new(weight: Arc<D::Matrix>) -> Self {
-        Self { weight }
+    pub fn new(weight: Arc<D::Matrix>, multiplier: f32) -> Self {
+        Self { weight, multiplier }
     }
     pub fn forward(&self, device: &mut D, x: &D::Buffer, rows: usize, logits: &mut D::Buffer) {
-        device.linear(x, rows, &self.weight, logits);
+        device.linear(x, rows, (&self.weight, None), logits);
+        if self.multiplier != 1.0 {
+            device.scale(logits, rows, self.multiplier);
+        }
     }
 }

@@ -7,25 +7,28 @@ use crate::device::Device;
 /// Every rank computes its own outputs from the whole input: nothing to exchange.
 pub struct ColumnParallel<D: Device> {
     weight: D::Matrix,
+    bias: Option<D::Vector>,
 }
 
 impl<D: Device> ColumnParallel<D> {
-    pub fn new(weight: D::Matrix) -> Self {
-        Self { weight }
+    pub fn new(weight: D::Matrix, bias: Option<D::Vector>) -> Self {
+        Self { weight, bias }
     }
     pub fn forward(&self, device: &mut D, x: &D::Buffer, rows: usize, out: &mut D::Buffer) {
-        device.linear(x, rows, &self.weight, out);
+        device.linear(x, rows, (&self.weight, self.bias.as_ref()), out);
     }
 }
 
 /// Every rank holds some of the inputs; the sum over ranks is the result, on every rank.
 pub struct RowParallel<D: Device> {
     weight: D::Matrix,
+    /// On one rank alone, since the sum takes it in once.
+    bias: Option<D::Vector>,
 }
 
 impl<D: Device> RowParallel<D> {
-    pub fn new(weight: D::Matrix) -> Self {
-        Self { weight }
+    pub fn new(weight: D::Matrix, bias: Option<D::Vector>) -> Self {
+        Self { weight, bias }
     }
     pub fn forward(
         &self,
@@ -34,7 +37,7 @@ impl<D: Device> RowParallel<D> {
         rows: usize,
         out: &mut D::Buffer,
     ) -> Result<(), CollectiveError> {
-        device.linear(x, rows, &self.weight, out);
+        device.linear(x, rows, (&self.weight, self.bias.as_ref()), out);
         device.all_reduce(out, rows)
     }
 }

@@ -1,22 +1,34 @@
-//! Gated MLP: `down(silu(gate(x)) * up(x))` (Shazeer 2020), split over its inner width.
+//! Gated MLP: `down(activation(gate(x)) * up(x))` (Shazeer 2020), split over its inner width.
 
+use trireme_checkpoint::{Activation, CheckpointError};
 use trireme_collectives::CollectiveError;
+use trireme_kernels as kernels;
 
 use super::{
     linear::{ColumnParallel, RowParallel},
     workspace::Workspace,
 };
-use crate::device::Device;
+use crate::{device::Device, layer_weights::LayerWeights};
 
 pub struct GatedMlp<D: Device> {
     /// Gate rows, then up rows: one pass over the input.
-    pub gate_up: ColumnParallel<D>,
-    pub down: RowParallel<D>,
+    gate_up: ColumnParallel<D>,
+    down: RowParallel<D>,
+    activation: kernels::Activation,
     /// This rank's part of the inner width.
-    pub width: usize,
+    width: usize,
 }
 
 impl<D: Device> GatedMlp<D> {
+    pub fn load(weights: &LayerWeights<'_, D>) -> Result<Self, CheckpointError> {
+        Ok(Self {
+            gate_up: weights.column_parallel(&["mlp.gate_proj", "mlp.up_proj"])?,
+            down: weights.row_parallel("mlp.down_proj")?,
+            activation: activation(weights.model().layer.activation),
+            width: weights.slice().mlp.len(),
+        })
+    }
+
     /// From `work.normed` to `work.delta`.
     pub fn forward(
         &self,
@@ -25,7 +37,15 @@ impl<D: Device> GatedMlp<D> {
         work: &mut Workspace<D>,
     ) -> Result<(), CollectiveError> {
         self.gate_up.forward(device, &work.normed, rows, &mut work.gate_up);
-        device.silu_mul(&work.gate_up, rows, self.width, &mut work.inner);
+        device.gate_mul(self.activation, &work.gate_up, rows, self.width, &mut work.inner);
         self.down.forward(device, &work.inner, rows, &mut work.delta)
+    }
+}
+
+/// The kernel of a config's activation.
+pub fn activation(activation: Activation) -> kernels::Activation {
+    match activation {
+        Activation::Silu => kernels::Activation::Silu,
+        Activation::GeluTanh => kernels::Activation::GeluTanh,
     }
 }

@@ -2,6 +2,7 @@
 
 use trireme_checkpoint::{ModelConfig, RankSlice};
 
+use super::mixture::ExpertBuffers;
 use crate::device::Device;
 
 /// Largest step: tokens computed and tokens sampled.
@@ -20,6 +21,7 @@ pub struct Workspace<D: Device> {
     pub attended: D::Buffer,
     pub gate_up: D::Buffer,
     pub inner: D::Buffer,
+    pub experts: ExpertBuffers<D>,
     /// What the last sublayer adds to the residual stream.
     pub delta: D::Buffer,
     pub sampled_residual: D::Buffer,
@@ -44,7 +46,7 @@ impl Widths {
             hidden: model.hidden_size,
             qkv: (slice.heads.len() + 2 * slice.kv_heads.len()) * model.head_dim,
             attended: slice.heads.len() * model.head_dim,
-            mlp: slice.mlp.len(),
+            mlp: if model.has_dense_layers() { slice.mlp.len() } else { 0 },
             vocab: if slice.last_stage { slice.vocab.len() } else { 0 },
         }
     }
@@ -61,6 +63,13 @@ impl<D: Device> Workspace<D> {
             attended: device.buffer(size.rows, widths.attended),
             gate_up: device.buffer(size.rows, 2 * widths.mlp),
             inner: device.buffer(size.rows, widths.mlp),
+            experts: ExpertBuffers::new(
+                device,
+                size.rows,
+                model.experts.as_ref(),
+                widths.hidden,
+                slice,
+            ),
             delta: device.buffer(size.rows, widths.hidden),
             sampled_residual: device.buffer(sampled, widths.hidden),
             sampled_delta: device.buffer(sampled, widths.hidden),
@@ -72,7 +81,8 @@ impl<D: Device> Workspace<D> {
     /// What [`Workspace::new`] takes, in bytes.
     pub fn bytes(model: &ModelConfig, slice: &RankSlice, size: StepSize) -> u64 {
         let widths = Widths::of(model, slice);
-        let row = 3 * widths.hidden + widths.qkv + widths.attended + 3 * widths.mlp;
+        let experts = ExpertBuffers::<D>::row_len(model.experts.as_ref(), widths.hidden, slice);
+        let row = 3 * widths.hidden + widths.qkv + widths.attended + 3 * widths.mlp + experts;
         let sampled = if slice.last_stage { size.sampled } else { 0 };
         (4 * (size.rows * row + sampled * (3 * widths.hidden + widths.vocab))) as u64
     }

@@ -1,112 +1,23 @@
-//! Llama (Touvron et al. 2023; Llama 3: Grattafiori et al. 2024): pre-norm blocks of grouped-query
+//! Llama (Touvron et al. 2023; Llama 3: Grattafiori et al. 2024): pre-norm layers of grouped-query
 //! attention with rotary positions and a SwiGLU MLP.
+//!
+//! Other families have this layer too, and differ in what their config says of attention:
+//! Mistral (Jiang et al. 2023, arXiv:2310.06825) sees a sliding window, Qwen2 (Yang et al. 2024,
+//! arXiv:2407.10671) has biases on queries, keys and values, Qwen3 (Yang et al. 2025, arXiv:2505.09388)
+//! normalises query and key heads, Phi-3 (Abdin et al. 2024, arXiv:2404.14219) stores projections as one
+//! tensor and stretches positions by LongRoPE.
 
 use trireme_checkpoint::CheckpointError;
-use trireme_collectives::CollectiveError;
 
 use crate::{
-    batch::Batch,
     device::Device,
+    layer_weights::LayerWeights,
     layers::{
-        attention::{Attention, AttentionStep},
-        linear::{ColumnParallel, RowParallel},
+        decoder::{FeedForward, PreNormLayer},
         mlp::GatedMlp,
-        norm::RmsNorm,
-        workspace::Workspace,
     },
-    stage::{Entry, Exit},
-    weights::{Part, Weights},
 };
 
-/// The layers of one stage, with what comes before and after them.
-pub struct Llama<D: Device> {
-    entry: Entry<D>,
-    layers: Vec<Layer<D>>,
-    exit: Exit<D>,
-}
-
-struct Layer<D: Device> {
-    attention_norm: RmsNorm<D>,
-    attention: Attention<D>,
-    mlp_norm: RmsNorm<D>,
-    mlp: GatedMlp<D>,
-}
-
-impl<D: Device> Llama<D> {
-    pub fn load(weights: &Weights<'_, D>) -> Result<Self, CheckpointError> {
-        let ((entry, exit), layers) = weights.ends_and_layers(Layer::load)?;
-        Ok(Self { entry, layers, exit })
-    }
-
-    /// Leaves logits of the batch's sampled rows in `work.logits` (last stage). `pages`: one for each layer.
-    pub fn forward(
-        &self,
-        device: &mut D,
-        batch: &Batch,
-        rotary: &D::Rotary,
-        pages: &mut [D::Pages],
-        work: &mut Workspace<D>,
-    ) -> Result<(), CollectiveError> {
-        let rows = device.rows(batch);
-        let step = AttentionStep { rows, row_count: batch.rows(), rotary };
-        self.entry.forward(device, batch, work)?;
-        for (index, (layer, pages)) in self.layers.iter().zip(pages).enumerate() {
-            layer.forward(device, &step, index == 0, pages, work)?;
-        }
-        self.exit.forward(device, batch, work)
-    }
-
-    /// Logits of other rows of the batch that [`Llama::forward`] has just computed.
-    pub fn logits(&self, device: &mut D, rows: &[usize], work: &mut Workspace<D>) {
-        self.exit.logits(device, rows, work);
-    }
-}
-
-impl<D: Device> Layer<D> {
-    fn load(weights: &Weights<'_, D>, layer: usize) -> Result<Self, CheckpointError> {
-        let name = |part: &str| format!("model.layers.{layer}.{part}.weight");
-        let qkv = [
-            (name("self_attn.q_proj"), Part::Heads),
-            (name("self_attn.k_proj"), Part::KvHeads),
-            (name("self_attn.v_proj"), Part::KvHeads),
-        ];
-        let gate_up = [(name("mlp.gate_proj"), Part::Mlp), (name("mlp.up_proj"), Part::Mlp)];
-        Ok(Self {
-            attention_norm: weights.norm(&name("input_layernorm"))?,
-            attention: Attention {
-                qkv: ColumnParallel::new(weights.rows_of(&qkv)?),
-                output: RowParallel::new(
-                    weights.columns_of(&name("self_attn.o_proj"), Part::Heads)?,
-                ),
-                layout: weights.head_layout(),
-            },
-            mlp_norm: weights.norm(&name("post_attention_layernorm"))?,
-            mlp: GatedMlp {
-                gate_up: ColumnParallel::new(weights.rows_of(&gate_up)?),
-                down: RowParallel::new(weights.columns_of(&name("mlp.down_proj"), Part::Mlp)?),
-                width: weights.mlp_width(),
-            },
-        })
-    }
-
-    /// `x += attention(norm(x)); x += mlp(norm(x))`. Each addition is done by the norm that follows it.
-    fn forward(
-        &self,
-        device: &mut D,
-        step: &AttentionStep<'_, D>,
-        first: bool,
-        pages: &mut D::Pages,
-        work: &mut Workspace<D>,
-    ) -> Result<(), CollectiveError> {
-        let Workspace { residual, normed, delta, .. } = work;
-        if first {
-            self.attention_norm.forward(device, residual, step.row_count, normed);
-        } else {
-            self.attention_norm.forward_add(device, residual, delta, step.row_count, normed);
-        }
-        self.attention.forward(device, step, pages, work)?;
-        let Workspace { residual, normed, delta, .. } = work;
-        self.mlp_norm.forward_add(device, residual, delta, step.row_count, normed);
-        self.mlp.forward(device, step.row_count, work)
-    }
+pub fn layer<D: Device>(weights: &LayerWeights<'_, D>) -> Result<PreNormLayer<D>, CheckpointError> {
+    PreNormLayer::load(weights, FeedForward::Gated(GatedMlp::load(weights)?))
 }

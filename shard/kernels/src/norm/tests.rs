@@ -52,6 +52,30 @@ fn a_row_does_not_depend_on_its_batch_or_the_threads() {
 }
 
 #[test]
+fn heads_are_normalised_in_place() {
+    let layout = HeadLayout { heads: 3, kv_heads: 2, head_dim: 24, kv_of_head: vec![0, 0, 1] };
+    let (rows, dim, width) = (70, layout.head_dim, layout.row_len());
+    let qkv = noise(rows * width, 6);
+    let (query, key) = (noise(dim, 7), noise(dim, 8));
+    for (isa, threads) in Isa::all().into_iter().flat_map(|isa| [1, 3].map(|it| (isa, it))) {
+        let mut found = qkv.clone();
+        let team = Team::new(threads);
+        rms_norm_heads_on(isa, &team, &mut found, &layout, (&query, &key), 1e-6);
+        let mut expected = qkv.clone();
+        for (head, x) in expected.chunks_exact_mut(dim).enumerate() {
+            let weight = match head % (width / dim) {
+                0..3 => &query,
+                3..5 => &key,
+                _ => continue,
+            };
+            let alone = x.to_vec();
+            rms_norm_on(isa, &Team::new(1), &alone, weight, 1e-6, x);
+        }
+        assert_same_bits(&found, &expected, isa.name());
+    }
+}
+
+#[test]
 #[should_panic(expected = "7 values are not rows of 4")]
 fn a_wrong_shape_is_refused() {
     rms_norm(&Team::new(1), &[0.0; 7], &[0.0; 4], 1e-5, &mut [0.0; 7]);
