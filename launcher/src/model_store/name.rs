@@ -1,20 +1,42 @@
 //! What a person calls a model.
 
-use std::path::{Path, PathBuf};
+use std::{
+    fmt,
+    path::{Path, PathBuf},
+};
 
-use super::{ALIASES, Alias, StoreError};
+use super::{ALIASES, Alias, StoreError, hub::stays_inside};
 
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ModelName {
     /// A folder or a file.
     Path(PathBuf),
     Alias(Alias),
-    /// A repository of the Hugging Face Hub, `owner/name` or `owner/name@revision`.
-    Repo {
-        id: String,
-        revision: String,
-    },
+    Repo(RepoName),
 }
+
+/// A repository of the Hugging Face Hub: `owner/name[@revision][:file]`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct RepoName {
+    pub id: String,
+    /// A branch, a tag, `refs/pr/N` or a commit.
+    pub revision: String,
+    /// A file of it, or a quantisation that a GGUF file's name ends with.
+    pub file: Option<String>,
+}
+
+impl fmt::Display for RepoName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.id)?;
+        if self.revision != MAIN {
+            write!(f, "@{}", self.revision)?;
+        }
+        self.file.as_ref().map_or(Ok(()), |file| write!(f, ":{file}"))
+    }
+}
+
+/// The revision that is meant where none is named.
+pub const MAIN: &str = "main";
 
 impl ModelName {
     /// An alias wins over a path of the same name (write `./smollm2` for that), an existing path
@@ -33,8 +55,8 @@ impl ModelName {
             // Children run with the same folder, but a path in their logs should mean something.
             return Ok(Self::Path(std::path::absolute(path).unwrap_or_else(|_| path.to_owned())));
         }
-        if !spelled_as_path && let Some((id, revision)) = repo(given) {
-            return Ok(Self::Repo { id, revision });
+        if !spelled_as_path && let Some(repo) = repo(given) {
+            return Ok(Self::Repo(repo));
         }
         if spelled_as_path || given.contains('/') || path.extension().is_some() {
             return Err(refuse("no such file or folder".to_owned()));
@@ -52,7 +74,7 @@ impl ModelName {
 pub fn served_name(given: &str) -> String {
     let path = match ModelName::parse(given) {
         Ok(ModelName::Alias(alias)) => return alias.name.to_owned(),
-        Ok(ModelName::Repo { id, .. }) => return id,
+        Ok(ModelName::Repo(repo)) => return repo.id,
         Ok(ModelName::Path(path)) => path.canonicalize().unwrap_or(path),
         Err(_) => PathBuf::from(given),
     };
@@ -64,9 +86,13 @@ pub fn served_name(given: &str) -> String {
     stem.filter(|stem| !stem.is_empty()).unwrap_or(&name).to_owned()
 }
 
-/// `owner/name[@revision]` by the Hub's rules for names.
-fn repo(given: &str) -> Option<(String, String)> {
-    let (id, revision) = given.split_once('@').unwrap_or((given, "main"));
+/// `owner/name[@revision][:file]` by the Hub's rules for names.
+fn repo(given: &str) -> Option<RepoName> {
+    let (repo, file) = match given.split_once(':') {
+        Some((repo, file)) => (repo, Some(file)),
+        None => (given, None),
+    };
+    let (id, revision) = repo.split_once('@').unwrap_or((repo, MAIN));
     let (owner, name) = id.split_once('/')?;
     let valid = |part: &str| {
         (1..=96).contains(&part.len())
@@ -75,9 +101,15 @@ fn repo(given: &str) -> Option<(String, String)> {
             && !part.ends_with(['-', '.'])
             && !part.contains("..")
     };
-    let file = [".gguf", ".safetensors", ".json", ".bin", ".pth", ".pt"];
-    (valid(owner) && valid(name) && valid(revision) && !file.iter().any(|end| name.ends_with(end)))
-        .then(|| (id.to_owned(), revision.to_owned()))
+    let endings = [".gguf", ".safetensors", ".json", ".bin", ".pth", ".pt"];
+    let is_id = valid(owner) && valid(name) && !endings.iter().any(|end| name.ends_with(end));
+    let valid_revision = revision.split('/').all(valid);
+    let valid_file = file.is_none_or(stays_inside);
+    (is_id && valid_revision && valid_file).then(|| RepoName {
+        id: id.to_owned(),
+        revision: revision.to_owned(),
+        file: file.map(str::to_owned),
+    })
 }
 
 #[cfg(test)]
@@ -94,6 +126,7 @@ mod tests {
         check("SmolLM2", "smollm2");
         check("meta-llama/Llama-3.1-8B", "meta-llama/Llama-3.1-8B");
         check("owner/name@main", "owner/name");
+        check("owner/name@refs/pr/1:Q8_0", "owner/name");
         check(file.to_str().unwrap(), "Tiny-1.5B.Q4_1");
         check("/models/Llama-3.1-8B", "Llama-3.1-8B");
         check("/models/Llama-3.1-8B/", "Llama-3.1-8B");

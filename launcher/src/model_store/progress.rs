@@ -14,6 +14,8 @@ pub struct Progress {
     terminal: bool,
     bar: Option<ProgressBar>,
     total: u64,
+    /// Bytes of the total that are behind the part in hand.
+    base: u64,
     /// Tenths of the total that were told.
     told: u64,
 }
@@ -25,6 +27,7 @@ impl Progress {
             terminal: stderr().is_terminal(),
             bar: None,
             total: 0,
+            base: 0,
             told: 0,
         }
     }
@@ -41,9 +44,19 @@ impl Progress {
         }
     }
 
+    /// One line for a person, amid the bytes.
+    pub fn say(&self, text: &str) {
+        let line = || drop(writeln!(stderr(), "trireme: {}: {text}", self.name));
+        match &self.bar {
+            Some(bar) => bar.suspend(line),
+            None => line(),
+        }
+    }
+
     pub fn start(&mut self, total: u64) {
         self.end();
         self.total = total;
+        self.base = 0;
         self.told = 0;
         if self.terminal {
             let style = "{prefix} {bar:30} {bytes}/{total_bytes} {bytes_per_sec} {eta}";
@@ -56,7 +69,14 @@ impl Progress {
         }
     }
 
+    /// What follows is the part of the total that begins here.
+    pub fn part(&mut self, base: u64) {
+        self.base = base;
+    }
+
+    /// So many bytes of the part in hand are here.
     pub fn at(&mut self, bytes: u64) {
+        let bytes = self.base + bytes;
         if let Some(bar) = &self.bar {
             bar.set_position(bytes);
             return;
@@ -71,11 +91,10 @@ impl Progress {
 
     pub fn done(&mut self) {
         self.end();
-        let total = size::display(self.total);
-        let _ = writeln!(stderr(), "trireme: {}: {total}, SHA-256 is right", self.name);
+        self.say(&format!("{}, SHA-256 is right", size::display(self.total)));
     }
 
-    fn end(&mut self) {
+    pub fn end(&mut self) {
         if let Some(bar) = self.bar.take() {
             bar.finish_and_clear();
         }

@@ -19,7 +19,12 @@ use crate::{
 };
 
 pub fn inspect(args: &InspectArgs) -> anyhow::Result<()> {
-    let path = ModelStore::from_environment().fetch(&ModelName::parse(&args.model.model)?)?;
+    let (store, name) = (ModelStore::from_environment(), ModelName::parse(&args.model.model)?);
+    // To look at a repository must not fetch hundreds of gigabytes.
+    let path = match name {
+        ModelName::Repo(_) => store.find(&name)?,
+        _ => store.fetch(&name)?,
+    };
     let checkpoint = open_checkpoint(&path, args.load_format, 0)?;
     let report = Report::new(&checkpoint, args)?;
     let mut out = stdout().lock();

@@ -9,7 +9,7 @@ use crate::{
 };
 
 pub fn download(args: &ModelArgs) -> anyhow::Result<()> {
-    let path = ModelStore::from_environment().fetch(&ModelName::parse(&args.model)?)?;
+    let path = ModelStore::from_environment().refresh(&ModelName::parse(&args.model)?)?;
     writeln!(stdout(), "{}", path.display())?;
     Ok(())
 }
@@ -34,14 +34,27 @@ pub fn list(args: &ListArgs) -> anyhow::Result<()> {
     if args.json {
         let rows: Vec<_> = models
             .iter()
-            .map(|m| serde_json::json!({"name": m.name, "bytes": m.bytes, "path": m.path, "ours": m.ours}))
+            .map(|m| {
+                serde_json::json!({
+                    "name": m.name, "bytes": m.bytes, "path": m.path, "commit": m.commit,
+                    "missing": m.missing,
+                })
+            })
             .collect();
         serde_json::to_writer_pretty(&mut out, &rows)?;
         writeln!(out)?;
         return Ok(());
     }
     for model in &models {
-        writeln!(out, "{}\t{}\t{}", model.name, size::display(model.bytes), model.path.display())?;
+        let (bytes, path) = (size::display(model.bytes), model.path.display());
+        match &model.missing {
+            None => writeln!(out, "{}\t{bytes}\t{path}", model.name)?,
+            Some(missing) => writeln!(
+                out,
+                "{name}\t{bytes}\tin part only, {missing} is missing: `trireme download {name}` goes on",
+                name = model.name
+            )?,
+        }
     }
     for alias in ALIASES.iter().filter(|a| !models.iter().any(|m| m.name == a.name)) {
         writeln!(
