@@ -8,10 +8,12 @@ use std::{
 
 use crate::{
     CheckpointError, DType, Format, ModelConfig, TensorSpec, TextSources, config_json, dummy,
-    format::{Source, detect},
-    gguf_model, manifest, safetensors_index,
+    format::{Container, Source, WeightFiles, detect},
+    gguf_model,
+    layout::{Layout, MetaTensors},
+    manifest, meta_params,
     tensor_index::{TensorIndex, describe_shape, drop_unread},
-    tokenizer_gguf,
+    tokenizer_gguf, weight_files,
 };
 
 /// How strictly a checkpoint is opened.
@@ -34,8 +36,7 @@ pub struct Checkpoint {
 
 #[derive(Debug)]
 enum Weights {
-    Safetensors(TensorIndex),
-    Gguf(TensorIndex),
+    Stored(Format, TensorIndex),
     Dummy { seed: u64 },
 }
 
@@ -48,26 +49,58 @@ impl Checkpoint {
     /// As `open`, with options.
     pub fn open_with(path: &Path, options: OpenOptions) -> Result<Self, CheckpointError> {
         let checkpoint = match detect(path)? {
-            Source::Safetensors { folder, weights } => {
-                let model = config_json::read(&config_in(&folder)?)?;
-                let mut index = safetensors_index::open(&folder, &weights)?;
-                drop_unread(&mut index, model.tied_embeddings);
-                let specs = manifest::tensors(&model);
-                index.check(&specs)?;
-                Self::new(folder, model, specs, Weights::Safetensors(index))
+            Source::Weights { folder, container, files } => {
+                Self::from_weights(folder, container, &files)?
             }
             Source::Gguf(path) => {
-                let (model, mut index) = gguf_model::open(&path)?;
-                drop_unread(&mut index, model.tied_embeddings);
+                let (model, index) = gguf_model::open(&path)?;
                 let specs = manifest::tensors(&model);
-                index.check(&specs)?;
-                Self::new(path, model, specs, Weights::Gguf(index))
+                let index = checked(index, &model, &specs)?;
+                Self::new(path, model, specs, Weights::Stored(Format::Gguf, index))
             }
         };
         if let (true, Some(index)) = (options.scan_values, checkpoint.index()) {
             index.scan()?;
         }
         Ok(checkpoint)
+    }
+
+    fn from_weights(
+        folder: PathBuf,
+        container: Container,
+        files: &WeightFiles,
+    ) -> Result<Self, CheckpointError> {
+        let mut opened = weight_files::open(&folder, container, files)?;
+        let layout = Layout::of(&opened);
+        let model = match layout {
+            Layout::HuggingFace => config_json::read(&config_in(&folder)?)?,
+            Layout::Meta => {
+                let first = opened.first().map_or(folder.as_path(), |(file, _)| file.path());
+                meta_params::read(&folder, first, &MetaTensors::of(&opened))?
+            }
+        };
+        let mut named = Vec::with_capacity(opened.len());
+        for mut file in opened.drain(..) {
+            let tensors = layout.name(&mut file, &model)?;
+            named.push((file.0, tensors));
+        }
+        let specs = manifest::tensors(&model);
+        let mut index = TensorIndex::new(&folder, layout.stored_name());
+        match files {
+            WeightFiles::Shards(_) => index.add_shards(named, &specs)?,
+            WeightFiles::Index(_) | WeightFiles::Files(_) => {
+                for (file, tensors) in named {
+                    index.add(file, tensors)?;
+                }
+            }
+        }
+        let format = match (container, layout) {
+            (Container::Safetensors, _) => Format::Safetensors,
+            (Container::Torch, Layout::HuggingFace) => Format::Torch,
+            (Container::Torch, Layout::Meta) => Format::Meta,
+        };
+        let weights = Weights::Stored(format, checked(index, &model, &specs)?);
+        Ok(Self::new(folder, model, specs, weights))
     }
 
     /// Only the config is real; values are seeded random, the same however they are sliced.
@@ -87,8 +120,7 @@ impl Checkpoint {
 
     pub fn format(&self) -> Format {
         match &self.weights {
-            Weights::Safetensors(_) => Format::Safetensors,
-            Weights::Gguf(_) => Format::Gguf,
+            Weights::Stored(format, _) => *format,
             Weights::Dummy { .. } => Format::Dummy,
         }
     }
@@ -138,9 +170,7 @@ impl Checkpoint {
     ) -> Result<(), CheckpointError> {
         let name = self.stored_name(name);
         match &self.weights {
-            Weights::Safetensors(index) | Weights::Gguf(index) => {
-                index.rows(name, 2)?.each(rows, cols, row)
-            }
+            Weights::Stored(_, index) => index.rows(name, 2)?.each(rows, cols, row),
             Weights::Dummy { seed } => {
                 self.check_dummy(name, 2, &rows, &cols)?;
                 let mut values = vec![0f32; cols.len()];
@@ -181,13 +211,7 @@ impl Checkpoint {
     /// A 1-D tensor, or a part of it.
     pub fn vector(&self, name: &str, range: Range<usize>) -> Result<Vec<f32>, CheckpointError> {
         match &self.weights {
-            Weights::Safetensors(index) | Weights::Gguf(index) => {
-                let mut vector = Vec::new();
-                index
-                    .rows(name, 1)?
-                    .each(0..1, range, &mut |_, values| vector = values.to_vec())?;
-                Ok(vector)
-            }
+            Weights::Stored(_, index) => index.vector(name, range),
             Weights::Dummy { .. } => {
                 self.check_dummy(name, 1, &(0..1), &range)?;
                 // A norm that leaves the scale as it is, a bias that adds nothing.
@@ -200,7 +224,9 @@ impl Checkpoint {
     /// Tokenizer and chat templates, beside the weights.
     pub fn text(&self) -> Result<TextSources, CheckpointError> {
         match &self.weights {
-            Weights::Gguf(_) => tokenizer_gguf::open(&self.path, self.model.vocab_size),
+            Weights::Stored(Format::Gguf, _) => {
+                tokenizer_gguf::open(&self.path, self.model.vocab_size)
+            }
             _ => TextSources::from_folder(&self.path, self.model.vocab_size),
         }
     }
@@ -211,7 +237,7 @@ impl Checkpoint {
 
     pub(crate) fn index(&self) -> Option<&TensorIndex> {
         match &self.weights {
-            Weights::Safetensors(index) | Weights::Gguf(index) => Some(index),
+            Weights::Stored(_, index) => Some(index),
             Weights::Dummy { .. } => None,
         }
     }
@@ -251,6 +277,17 @@ impl Checkpoint {
             found,
         }
     }
+}
+
+/// The index without what the model does not read, and with all that it does.
+fn checked(
+    mut index: TensorIndex,
+    model: &ModelConfig,
+    specs: &[TensorSpec],
+) -> Result<TensorIndex, CheckpointError> {
+    drop_unread(&mut index, model.tied_embeddings);
+    index.check(specs)?;
+    Ok(index)
 }
 
 fn config_in(folder: &Path) -> Result<PathBuf, CheckpointError> {

@@ -33,34 +33,99 @@ fn check_same(name: &str, other: &str) {
 }
 
 #[test]
-fn every_layout_of_a_model_gives_the_same_values() {
-    let model = "models/llama3-like";
-    for other in ["hf-single", "hf-bf16", "hf-sharded", "hf-sharded-noindex"] {
-        let other = format!("formats/{other}");
-        check_same(model, &other);
-        assert_eq!(open(model).model(), open(&other).model());
+fn every_format_of_a_model_gives_the_same_values() {
+    use Format::{Gguf, Meta, Safetensors, Torch};
+    for (other, format) in [
+        ("hf-single", Safetensors),
+        ("hf-bf16", Safetensors),
+        ("hf-sharded", Safetensors),
+        ("hf-sharded-noindex", Safetensors),
+        ("torch-bin", Torch),
+        ("torch-bin-sharded", Torch),
+        ("torch-bin-views", Torch),
+        ("torchchat-single", Meta),
+        ("torchchat-fused", Meta),
+        ("stories-wrapped", Meta),
+        ("meta-consolidated-1", Meta),
+        ("meta-consolidated-2", Meta),
+        ("meta-consolidated-4", Meta),
+        // Of other rotary frequencies, which are no stored values.
+        ("meta-consolidated-1-scaledrope", Meta),
+        ("meta-consolidated-2-llama2style", Meta),
+        ("gguf-f32", Gguf),
+        ("gguf-f16", Gguf),
+    ] {
+        check_same("models/llama3-like", &format!("formats/{other}"));
+        assert_eq!(open(&format!("formats/{other}")).format(), format, "{other}");
     }
-    check_same(model, "models/llama3-like/model.safetensors");
+    check_same("models/llama3-like", "models/llama3-like/model.safetensors");
+    check_same("models/smollm-like", "formats/torch-bin-tied");
+    check_same("models/smollm-like", "formats/gguf-f16-smollm");
+    check_same("models/qwen2-like", "formats/torchchat-single-bias");
+    check_same("models/qwen2-like", "formats/torchchat-fused-bias");
 }
 
+/// Meta's and torchchat's params say what the config says, but for the tokens that end a text.
+#[test]
+fn every_config_of_a_model_says_the_same() {
+    let llama = "models/llama3-like";
+    let source = open(llama);
+    for other in ["hf-single", "hf-bf16", "hf-sharded", "torch-bin", "torch-bin-sharded"] {
+        assert_eq!(source.model(), open(&format!("formats/{other}")).model(), "{other}");
+    }
+    for (source, other) in [
+        (llama, "torchchat-single"),
+        (llama, "torchchat-fused"),
+        (llama, "stories-wrapped"),
+        (llama, "meta-consolidated-1"),
+        (llama, "meta-consolidated-2"),
+        (llama, "meta-consolidated-4"),
+        ("models/qwen2-like", "torchchat-single-bias"),
+        ("models/qwen2-like", "torchchat-fused-bias"),
+    ] {
+        let source = open(source);
+        let model = open(&format!("formats/{other}")).model().clone();
+        let (bos_token_id, eos_token_ids) = (model.bos_token_id, model.eos_token_ids.clone());
+        let same = ModelConfig { bos_token_id, eos_token_ids, ..source.model().clone() };
+        assert_eq!(model, same, "{other}");
+    }
+}
+
+/// Every part of every tensor, by rows and columns that cut heads, shards and blocks.
 #[test]
 fn slices_are_parts_of_the_whole() {
-    let dummy = Checkpoint::dummy(&fixture("models/llama3-like"), 3).unwrap();
-    for checkpoint in [open("models/llama3-like"), dummy] {
-        let name = "model.layers.1.mlp.down_proj.weight";
-        let all = whole(&checkpoint, name);
-        let mut rows = 0;
-        let (part, width) = (5..9, 176);
-        checkpoint
-            .for_each_row(name, part.clone(), 33..90, &mut |row, values| {
-                assert!(part.contains(&row));
-                assert_eq!(values, &all[row * width + 33..row * width + 90]);
-                rows += 1;
-            })
-            .unwrap();
-        assert_eq!(rows, 4);
-        let norm = "model.norm.weight";
-        assert_eq!(checkpoint.vector(norm, 3..5).unwrap(), whole(&checkpoint, norm)[3..5]);
+    let mut checkpoints = vec![Checkpoint::dummy(&fixture("models/llama3-like"), 3).unwrap()];
+    checkpoints.extend(
+        [
+            "models/llama3-like",
+            "formats/torch-bin-views",
+            "formats/torchchat-fused",
+            "formats/torchchat-fused-bias",
+            "formats/meta-consolidated-4",
+            "formats/meta-consolidated-2-llama2style",
+            "formats/gguf-mixed",
+        ]
+        .map(open),
+    );
+    for checkpoint in checkpoints {
+        for TensorSpec { name, shape, .. } in manifest::tensors(checkpoint.model()) {
+            let all = whole(&checkpoint, &name);
+            let &[height, width] = shape.as_slice() else {
+                let part = checkpoint.vector(&name, 3..5).unwrap();
+                assert_eq!(part, all[3..5], "{name} of {:?}", checkpoint.path());
+                continue;
+            };
+            let (part, columns) = (height / 3..height - 1, width / 3..width / 2 + 5);
+            let mut next = part.start;
+            let check = &mut |row: usize, values: &[f32]| {
+                assert_eq!(row, next);
+                next += 1;
+                let expected = &all[row * width + columns.start..row * width + columns.end];
+                assert_eq!(values, expected, "{name} of {:?}", checkpoint.path());
+            };
+            checkpoint.for_each_row(&name, part.clone(), columns.clone(), check).unwrap();
+            assert_eq!(next, part.end);
+        }
     }
 }
 

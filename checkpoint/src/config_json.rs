@@ -6,7 +6,7 @@ mod rope;
 
 use std::path::Path;
 
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 use crate::{
     CheckpointError, Family, ModelConfig,
@@ -49,6 +49,17 @@ pub(crate) fn read(path: &Path) -> Result<ModelConfig, CheckpointError> {
     model.eos_token_ids.sort_unstable();
     model.eos_token_ids.dedup();
     model.validate(path, &NAMES)?;
+    Ok(model)
+}
+
+/// The config that another file amounts to; `names` are that file's own words for the fields.
+pub(crate) fn from_object(
+    path: &Path,
+    object: &Map<String, Value>,
+    names: &FieldNames,
+) -> Result<ModelConfig, CheckpointError> {
+    let model = parse(&Fields::of(path, object))?;
+    model.validate(path, names)?;
     Ok(model)
 }
 

@@ -10,6 +10,7 @@ use crate::blocks;
 /// How a tensor's numbers are stored. The quantised types are ggml's blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum DType {
+    F64,
     F32,
     F16,
     BF16,
@@ -27,7 +28,8 @@ pub enum DType {
 }
 
 impl DType {
-    pub const ALL: [Self; 14] = [
+    pub const ALL: [Self; 15] = [
+        Self::F64,
         Self::F32,
         Self::F16,
         Self::BF16,
@@ -60,6 +62,7 @@ impl DType {
             13 => Self::Q5K,
             14 => Self::Q6K,
             15 => Self::Q8K,
+            28 => Self::F64,
             30 => Self::BF16,
             _ => return None,
         })
@@ -67,6 +70,7 @@ impl DType {
 
     pub fn name(self) -> &'static str {
         match self {
+            Self::F64 => "F64",
             Self::F32 => "F32",
             Self::F16 => "F16",
             Self::BF16 => "BF16",
@@ -87,7 +91,7 @@ impl DType {
     /// Numbers in a block; a row holds whole blocks.
     pub fn block_len(self) -> usize {
         match self {
-            Self::F32 | Self::F16 | Self::BF16 => 1,
+            Self::F64 | Self::F32 | Self::F16 | Self::BF16 => 1,
             Self::Q4_0 | Self::Q4_1 | Self::Q5_0 | Self::Q5_1 | Self::Q8_0 => 32,
             Self::Q2K | Self::Q3K | Self::Q4K | Self::Q5K | Self::Q6K | Self::Q8K => 256,
         }
@@ -96,6 +100,7 @@ impl DType {
     /// Bytes of a block.
     pub fn block_bytes(self) -> usize {
         match self {
+            Self::F64 => 8,
             Self::F32 => 4,
             Self::F16 | Self::BF16 => 2,
             Self::Q4_0 => 18,
@@ -124,6 +129,12 @@ impl DType {
     pub(crate) fn dequantise(self, bytes: &[u8], values: &mut [f32]) {
         debug_assert_eq!(self.bytes(values.len()), Some(bytes.len()));
         match self {
+            // The one type of which a decoded number may be rounded.
+            Self::F64 => {
+                for (value, bytes) in values.iter_mut().zip(bytes.as_chunks().0) {
+                    *value = f64::from_le_bytes(*bytes) as f32;
+                }
+            }
             Self::F32 => {
                 for (value, bytes) in values.iter_mut().zip(bytes.as_chunks().0) {
                     *value = f32::from_le_bytes(*bytes);

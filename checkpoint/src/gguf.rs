@@ -306,7 +306,7 @@ impl<'a> Cursor<'a> {
             let expected = format!("rows of whole blocks of {} {dtype}", dtype.block_len());
             return Err(refuse(&expected, format!("shape {shape:?}")));
         };
-        let tensor = StoredTensor { name, dtype, shape, offset: 0, bytes };
+        let tensor = StoredTensor { name, dtype, shape, offset: 0, bytes, strides: None };
         Ok(Listed { tensor, offset })
     }
 }

@@ -9,7 +9,8 @@ use crate::{
     gguf_metadata::Metadata,
     manifest,
     mapping::MappedFile,
-    tensor_index::{RowOrder, StoredTensor, TensorIndex},
+    rows::RowOrder,
+    tensor_index::{StoredTensor, TensorIndex},
 };
 
 /// Divisors of the rotary frequencies: Llama 3.1's scaling, as llama.cpp writes it.
@@ -46,7 +47,7 @@ pub(crate) fn open(path: &Path) -> Result<(ModelConfig, TensorIndex), Checkpoint
     refuse_unsupported(&metadata)?;
     let model = model(&file, &metadata, &tensors)?;
     let head_dim = model.head_dim;
-    let mut index = TensorIndex::new(path);
+    let mut index = TensorIndex::new(path, str::to_owned);
     let read = tensors.into_iter().filter(|tensor| tensor.name != ROPE_DIVISORS);
     index.add(file, read.map(|tensor| in_hugging_face_terms(tensor, head_dim)))?;
     Ok((model, index))

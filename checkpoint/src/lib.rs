@@ -1,15 +1,16 @@
 //! What a model folder or file *is*: its format, its config, its tensors, its text sources, its
 //! memory, and the splits (TP × PP) it can run in.
 //!
-//! Data flows one way: `format` finds the files, the container's reader (`safetensors`, `gguf`)
-//! lists what is stored, `manifest` says what the family needs, `tensor_index` holds the two
-//! against each other, `checkpoint` hands out rows. `split` and `memory` need the config alone.
+//! Data flows one way: `format` finds the files, the container's reader (`safetensors`, `torch_file`,
+//! `gguf`) lists what is stored, `layout` names it in Hugging Face's terms, `manifest` says what the
+//! family needs, `tensor_index` holds the two against each other, `rows` reads. `split` and `memory` need the config alone.
 
 #![deny(unsafe_code)] // `mapping` has the exceptions.
 
 mod blocks;
 #[cfg(test)]
 mod broken_tests;
+mod buffers;
 mod checkpoint;
 mod config;
 mod config_json;
@@ -27,18 +28,24 @@ mod gguf_metadata;
 mod gguf_model;
 mod json_file;
 mod layer_config;
+mod layout;
 mod manifest;
 mod mapping;
 mod memory;
+mod meta_params;
+mod pickle;
 mod rope;
+mod rows;
 mod safetensors;
-mod safetensors_index;
 mod split;
 mod tensor_index;
 mod text;
 mod tokenizer_bytes;
 mod tokenizer_gguf;
 mod tokenizer_sentencepiece;
+mod torch_file;
+mod torch_tensors;
+mod weight_files;
 
 pub use checkpoint::{Checkpoint, OpenOptions};
 pub use config::ModelConfig;

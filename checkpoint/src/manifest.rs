@@ -253,10 +253,6 @@ fn expert_tensors(model: &ModelConfig, expert: usize) -> Vec<TensorSpec> {
     gated_mlp(model.hidden_size, experts.width, Part::ExpertMlp, &names).into()
 }
 
-/// A buffer that old exporters wrote out though it follows from the config.
-pub(crate) fn is_droppable(name: &str) -> bool {
-    name.ends_with(".rotary_emb.inv_freq") || name.ends_with(".attn_rot_embd.weight")
-}
 /// The Hugging Face name of a GGUF tensor of architecture `llama`
 /// (gguf-py `tensor_mapping.py`); none if the family does not have it.
 pub(crate) fn from_gguf(name: &str) -> Option<String> {

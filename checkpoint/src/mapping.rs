@@ -2,6 +2,7 @@
 
 use std::{
     fs::File,
+    ops::Range,
     path::{Path, PathBuf},
 };
 
@@ -9,7 +10,7 @@ use candle_core::quantized::k_quants::{
     BlockQ2K, BlockQ4_0, BlockQ4_1, BlockQ4K, BlockQ5_0, BlockQ5_1, BlockQ5K, BlockQ6K, BlockQ8K,
     GgmlType,
 };
-use memmap2::Mmap;
+use memmap2::{Mmap, UncheckedAdvice};
 
 use crate::CheckpointError;
 
@@ -57,6 +58,19 @@ impl MappedFile {
 
     pub(crate) fn bytes(&self) -> &[u8] {
         &self.map
+    }
+
+    /// Takes pages that were read out of this process's memory; who reads them again finds them in
+    /// the page cache, or the system reads them anew.
+    pub(crate) fn release(&self, bytes: Range<usize>) {
+        // SAFETY: of a private map that is never written, dropping pages changes no byte: the next
+        // access maps the file's pages again. Borrowed slices stay as valid as they were.
+        #[allow(unsafe_code)]
+        let advised = unsafe {
+            self.map.unchecked_advise_range(UncheckedAdvice::DontNeed, bytes.start, bytes.len())
+        };
+        // Without it, only memory is held longer.
+        drop(advised);
     }
 }
 

@@ -56,7 +56,14 @@ pub(crate) fn read_header(file: &MappedFile) -> Result<Vec<StoredTensor>, Checkp
             let (begin, end) = info.data_offsets;
             let (shape, offset) = (info.shape.clone(), data_start + begin);
             infos.push((name.clone(), info));
-            tensors.push(StoredTensor { name, dtype, shape, offset, bytes: end - begin });
+            tensors.push(StoredTensor {
+                name,
+                dtype,
+                shape,
+                offset,
+                bytes: end - begin,
+                strides: None,
+            });
         }
     }
     check_layout(file, infos, data.len())?;
@@ -72,15 +79,16 @@ fn entry(
 ) -> Result<(TensorInfo, DType), CheckpointError> {
     let info = TensorInfo::deserialize(value).map_err(|error| {
         let dtype = value.get("dtype").map_or("none".to_owned(), Value::to_string);
-        let expected = "dtype F32, F16 or BF16, a shape and two data_offsets".to_owned();
+        let expected = "dtype F64, F32, F16 or BF16, a shape and two data_offsets".to_owned();
         refuse(file, name, expected, format!("dtype {dtype}: {error}"))
     })?;
     let dtype = match info.dtype {
+        Dtype::F64 => DType::F64,
         Dtype::F32 => DType::F32,
         Dtype::F16 => DType::F16,
         Dtype::BF16 => DType::BF16,
         other => {
-            let expected = "dtype F32, F16 or BF16".to_owned();
+            let expected = "dtype F64, F32, F16 or BF16".to_owned();
             return Err(refuse(file, name, expected, format!("dtype {other}")));
         }
     };

@@ -324,15 +324,26 @@ pub struct InspectArgs {
     /// Memory of one device: the fewest ranks that fit are recommended [default: this machine's]
     #[arg(long, env = "TRIREME_DEVICE_MEMORY", value_name = "SIZE")]
     pub device_memory: Option<Size>,
-    /// Splits on up to so many ranks
-    #[arg(long, env = "TRIREME_RANKS", default_value = "8", value_name = "N", value_parser = at_least_1::<NonZeroUsize>)]
+    /// Splits on up to so many ranks, at most 128
+    #[arg(long, env = "TRIREME_RANKS", default_value = "8", value_name = "N", value_parser = inspected_ranks)]
     pub ranks: NonZeroUsize,
     /// With `dummy`, config.json alone is enough
     #[arg(long, env = "TRIREME_LOAD_FORMAT", default_value = "auto")]
     pub load_format: LoadFormat,
+    /// Read every weight once and refuse what is not a finite number
+    #[arg(long, env = "TRIREME_SCAN_VALUES", value_parser = FalseyValueParser::new())]
+    pub scan_values: bool,
     /// Print as JSON
     #[arg(long, env = "TRIREME_JSON", value_parser = FalseyValueParser::new())]
     pub json: bool,
+}
+
+/// Ranks whose splits `inspect` lists.
+fn inspected_ranks(text: &str) -> Result<NonZeroUsize, String> {
+    /// Every split is worked out rank by rank; the table of so many fills some pages.
+    const MOST: usize = 128;
+    let ranks: NonZeroUsize = at_least_1(text)?;
+    if ranks.get() <= MOST { Ok(ranks) } else { Err(format!("must be at most {MOST}")) }
 }
 
 /// A number that cannot be 0, refused in words that a person understands.

@@ -5,19 +5,20 @@ mod reference {
     pub mod ranks;
 }
 
-use std::path::PathBuf;
+use std::{fs, path::PathBuf};
 
 use reference::{
     expected::{Expected, Prompt},
     ranks::{Model, on_ranks, prefill_all, scored_step},
 };
+use trireme_checkpoint::{Checkpoint, Split};
 use trireme_shard::{
     sampler::Score,
     step::{Chunk, Step},
 };
 
-/// Tolerances of fixtures/README.md for float32.
-const LOGIT: f64 = 5e-4;
+/// Those of fixtures/README.md for float32, or stricter.
+const LOGIT: f64 = 2e-4;
 const LOGPROB: f64 = 2e-4;
 /// SmolLM2's reference has larger margins of its own; the sum over 64 tokens is what counts there.
 const SMOLLM2_LOGPROB: f64 = 2e-3;
@@ -33,17 +34,21 @@ fn near(found: f64, expected: f64, tolerance: f64, what: &str) {
     );
 }
 
-/// Every position's logits of every prompt.
-fn check_logits(model: &Model, expected: &Expected) {
+/// Every rank's part of every position's logits, for each prompt.
+fn logits(model: &Model, expected: &Expected) -> Vec<Vec<Vec<f32>>> {
     let prompts = &expected.prompts;
-    let slices = on_ranks(model, |runner| {
+    on_ranks(model, |runner| {
         let score = |(id, prompt): (usize, &Prompt)| {
             let step = scored_step(id as u64, prompt, id as u64 * 7);
             runner.score(step).expect("score")
         };
-        let scores: Vec<Vec<f32>> = prompts.iter().enumerate().map(score).collect();
-        scores
-    });
+        prompts.iter().enumerate().map(score).collect()
+    })
+}
+
+/// Every position's logits of every prompt.
+fn check_logits(model: &Model, expected: &Expected) {
+    let (prompts, slices) = (&expected.prompts, logits(model, expected));
     for (index, prompt) in prompts.iter().enumerate() {
         let parts: Vec<&[f32]> = slices.iter().map(|scores| scores[index].as_slice()).collect();
         let logits = model.join_vocabulary(&parts, prompt.ids.len());
@@ -144,6 +149,24 @@ fn check_scores(prompt: &Prompt, scores: &[Score], tolerance: f64, what: &str) {
     }
 }
 
+/// Folders of the fixtures' `group`, in order.
+fn folders(group: &str) -> Vec<String> {
+    let entries = fs::read_dir(fixture(group)).expect("a folder of fixtures");
+    let mut names: Vec<String> = entries
+        .map(|entry| entry.expect("an entry").file_name().to_string_lossy().into_owned())
+        .map(|name| format!("{group}/{name}"))
+        .collect();
+    names.sort();
+    names
+}
+
+/// TP 1 to 4 and PP 1 to 3, where the model can be split so.
+fn splits(path: &str) -> Vec<(usize, usize)> {
+    let checkpoint = Checkpoint::open(&fixture(path)).unwrap_or_else(|error| panic!("{error}"));
+    let all = (1..=4).flat_map(|tp| (1..=3).map(move |pp| (tp, pp)));
+    all.filter(|&(tp, pp)| Split { tp, pp }.check(checkpoint.model()).is_ok()).collect()
+}
+
 /// Logits and greedy tokens in every split; whole prompts at once in the first split alone, since
 /// cutting prompts is the same work in all of them.
 fn check(path: &str, splits: &[(usize, usize)]) {
@@ -158,54 +181,45 @@ fn check(path: &str, splits: &[(usize, usize)]) {
     }
 }
 
-/// A format decides what is read, not what is computed: logits say whether each rank read its part.
+/// A format decides what is read, not what is computed: logits say whether each rank read its part,
+/// and tokens are generated in the widest split alone. Where the values and the rotary frequencies
+/// are a model's, so are the logits, bit by bit.
 fn check_format(path: &str) {
-    let expected = Expected::beside(&fixture(path));
-    for (tp, pp) in [(1, 1), (2, 2)] {
-        check_logits(&Model::open(&fixture(path), tp, pp), &expected);
+    let folder = fixture(path);
+    let expected = Expected::beside(&folder);
+    let splits = splits(path);
+    for &(tp, pp) in &splits {
+        check_logits(&Model::open(&folder, tp, pp), &expected);
+    }
+    let &(tp, pp) = splits.last().expect("a split");
+    check_greedy(&Model::open(&folder, tp, pp), &expected, 7, LOGPROB);
+    let Some(source) = Expected::source(&folder) else { return };
+    let (model, source) = (Model::open(&folder, 2, 2), Model::open(&source, 2, 2));
+    if model.config.rope_scaling == source.config.rope_scaling {
+        let (found, expected) = (logits(&model, &expected), logits(&source, &expected));
+        assert!(found == expected, "{path} differs from the model that it was made of");
     }
 }
 
 #[test]
-fn llama3_like_in_every_split() {
-    let splits = [(1, 1), (2, 1), (3, 1), (4, 1), (1, 2), (2, 2), (3, 2), (1, 4)];
-    check("models/llama3-like", &splits);
-}
-
-#[test]
-fn smollm_like_in_every_split() {
-    let splits = [(1, 1), (2, 1), (3, 1), (4, 1), (1, 2), (2, 2), (3, 2), (1, 5)];
-    check("models/smollm-like", &splits);
-}
-
-/// Every family: TP up to the heads and beyond the KV heads, PP up to the layers.
-#[test]
-fn families_in_every_split() {
-    for (model, layers) in [
-        ("mistral-like", 4),
-        ("qwen2-like", 3),
-        ("qwen3-like", 4),
-        ("granite-like", 4),
-        ("gemma3-like", 6),
-        ("mixtral-like", 3),
-        ("qwen3-moe-like", 3),
-    ] {
-        let splits = [(1, 1), (2, 1), (3, 1), (4, 1), (1, 2), (2, 2), (3, 2), (1, layers)];
-        check(&format!("models/{model}"), &splits);
+fn every_model_in_every_split() {
+    let models = folders("models");
+    assert!(models.len() >= 9, "{models:?}");
+    for path in &models {
+        let mut splits = splits(path);
+        let layers = Model::open(&fixture(path), 1, 1).config.layers;
+        if layers > 3 {
+            splits.push((1, layers));
+        }
+        check(path, &splits);
     }
 }
 
 #[test]
-fn other_formats_of_the_same_weights() {
-    for folder in ["hf-single", "hf-bf16", "hf-sharded", "hf-sharded-noindex"] {
-        check_format(&format!("formats/{folder}"));
-    }
-}
-
-#[test]
-fn gguf_files_of_the_same_weights() {
-    check_format("formats/gguf-f32/llama3-like.F32.gguf");
-    check_format("formats/gguf-f16-smollm/smollm-like.F16.gguf");
+fn every_format_in_every_split() {
+    let formats = folders("formats");
+    assert!(formats.len() >= 25, "{formats:?}");
+    formats.iter().for_each(|path| check_format(path));
 }
 
 /// A sequence's numbers do not depend on its neighbours, nor on where its prompt was cut.

@@ -4,6 +4,7 @@
 
 mod alive;
 mod bad_input;
+mod checkpoints;
 mod clients;
 mod golden;
 mod lifecycle;

@@ -5,12 +5,12 @@ mod memory_plan;
 use std::io::{Write, stdout};
 
 use serde_json::{Value, json};
-use trireme_checkpoint::{Checkpoint, Description, Split};
+use trireme_checkpoint::{Checkpoint, Description, OpenOptions, Split};
 
 use self::memory_plan::{MemoryPlan, RankMemory, Storage, plans};
 use crate::{
     cli::InspectArgs,
-    config::Dtype,
+    config::{Dtype, LoadFormat},
     instance::open_checkpoint,
     model_store::{ModelName, ModelStore},
     preflight::memory_bytes,
@@ -25,7 +25,12 @@ pub fn inspect(args: &InspectArgs) -> anyhow::Result<()> {
         ModelName::Repo(_) => store.find(&name)?,
         _ => store.fetch(&name)?,
     };
-    let checkpoint = open_checkpoint(&path, args.load_format, 0)?;
+    let checkpoint = match (args.scan_values, args.load_format) {
+        (true, LoadFormat::Auto) => {
+            Checkpoint::open_with(&path, OpenOptions { scan_values: true })?
+        }
+        _ => open_checkpoint(&path, args.load_format, 0)?,
+    };
     let report = Report::new(&checkpoint, args)?;
     let mut out = stdout().lock();
     if args.json {

@@ -1,6 +1,9 @@
 //! `expected.json` of the fixtures.
 
-use std::{fs, path::Path};
+use std::{
+    fs,
+    path::{Path, PathBuf},
+};
 
 use serde_json::Value;
 
@@ -34,6 +37,14 @@ impl Expected {
         }
         let fixture = read(&folder.join("fixture.json"));
         Self::read(&folder.join(fixture["expected"].as_str().expect("expected: a path")))
+    }
+
+    /// The model whose values a format's folder holds, if it holds a model's.
+    pub fn source(folder: &Path) -> Option<PathBuf> {
+        let fixture = read(&folder.join("fixture.json"));
+        let expected = folder.join(fixture["expected"].as_str().expect("expected: a path"));
+        let model = expected.parent().expect("a file is in a folder");
+        (model != folder).then(|| model.to_owned())
     }
 
     pub fn read(path: &Path) -> Self {

@@ -27,7 +27,7 @@ const NUM_BLOCKS: usize = 160;
 pub struct Model {
     path: PathBuf,
     split: Split,
-    config: ModelConfig,
+    pub config: ModelConfig,
 }
 
 impl Model {

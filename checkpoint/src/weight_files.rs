@@ -1,4 +1,5 @@
-//! Opening safetensors weights: one file, several, or those that an index names.
+//! Opening a folder's weight files, safetensors or pickles: one, several, those that an index names,
+//! or the numbered shards of one model.
 
 use std::{
     collections::{BTreeMap, HashSet},
@@ -10,64 +11,71 @@ use serde_json::Value;
 
 use crate::{
     CheckpointError,
-    format::SafetensorsFiles,
+    buffers::is_buffer,
+    format::{Container, WeightFiles},
     json_file::read_object,
-    manifest,
     mapping::MappedFile,
-    safetensors::read_header,
-    tensor_index::{RowOrder, StoredTensor, TensorIndex},
+    safetensors,
+    tensor_index::StoredTensor,
+    torch_file,
 };
 
 /// Tensor names that the index promises, by file name.
 type Promised = BTreeMap<String, HashSet<String>>;
 
-/// Maps the files and indexes their tensors.
+/// A mapped file and the tensors in it.
+pub(crate) type WeightFile = (MappedFile, Vec<StoredTensor>);
+
+/// Maps the files and reads what is in them.
 pub(crate) fn open(
     folder: &Path,
-    weights: &SafetensorsFiles,
-) -> Result<TensorIndex, CheckpointError> {
-    let mut index = TensorIndex::new(folder);
+    container: Container,
+    weights: &WeightFiles,
+) -> Result<Vec<WeightFile>, CheckpointError> {
+    let open = |path: &Path| {
+        let file = MappedFile::open(path)?;
+        let tensors = match container {
+            Container::Safetensors => safetensors::read_header(&file)?,
+            Container::Torch => torch_file::read_tensors(&file)?,
+        };
+        Ok::<WeightFile, CheckpointError>((file, tensors))
+    };
     match weights {
-        SafetensorsFiles::Files(files) => {
-            for path in files {
-                let file = MappedFile::open(path)?;
-                let tensors = read_header(&file)?;
-                index.add(file, tensors.into_iter().map(as_stored))?;
-            }
+        WeightFiles::Files(files) | WeightFiles::Shards(files) => {
+            files.iter().map(|path| open(path)).collect()
         }
-        SafetensorsFiles::Index(path) => {
+        WeightFiles::Index(path) => {
             let mut read = Vec::new();
             for (name, promised) in read_index(folder, path)? {
-                let file = MappedFile::open(&folder.join(name))?;
-                let tensors = read_header(&file)?;
+                let (file, tensors) = open(&folder.join(name))?;
                 check_promises(&file, &tensors, &promised)?;
                 read.push((file, tensors, promised));
             }
-            warn_of_leftovers(folder, read.iter().map(|(file, _, _)| file.path()));
+            warn_of_leftovers(folder, container, read.iter().map(|(file, _, _)| file.path()));
             // Only now: a tensor that the index puts in another file was named as missing there.
-            for (file, tensors, promised) in read {
-                check_strays(&file, &tensors, &promised)?;
-                index.add(file, tensors.into_iter().map(as_stored))?;
+            for (file, tensors, promised) in &read {
+                check_strays(file, tensors, promised)?;
             }
+            Ok(read.into_iter().map(|(file, tensors, _)| (file, tensors)).collect())
         }
     }
-    Ok(index)
 }
 
 /// Weight files that the index does not name belong to something else: an older download, mostly.
-fn warn_of_leftovers<'a>(folder: &Path, named: impl Iterator<Item = &'a Path>) {
+fn warn_of_leftovers<'a>(
+    folder: &Path,
+    container: Container,
+    named: impl Iterator<Item = &'a Path>,
+) {
     let named: HashSet<&Path> = named.collect();
     // A folder that cannot be listed has been refused before.
     for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
         let path = entry.path();
-        if path.extension().is_some_and(|it| it == "safetensors") && !named.contains(&*path) {
+        if path.extension().is_some_and(|it| it == container.extension()) && !named.contains(&*path)
+        {
             tracing::warn!(path = %path.display(), "ignoring a weight file that the index does not name");
         }
     }
-}
-
-fn as_stored(tensor: StoredTensor) -> (String, RowOrder, StoredTensor) {
-    (tensor.name.clone(), RowOrder::HuggingFace, tensor)
 }
 
 /// Reads `weight_map`; every file it names is inside the folder, and there.
@@ -128,7 +136,7 @@ fn check_strays(
     promised: &HashSet<String>,
 ) -> Result<(), CheckpointError> {
     let names = tensors.iter().map(|tensor| tensor.name.as_str());
-    let stray = |name: &&str| !promised.contains(*name) && !manifest::is_droppable(name);
+    let stray = |name: &&str| !promised.contains(*name) && !is_buffer(name);
     match names.filter(stray).min() {
         None => Ok(()),
         Some(name) => Err(refuse(file, name, "only tensors that the index names", "another")),
