@@ -17,6 +17,7 @@ const MODEL_LINES_MAX: usize = 200;
 const MAY_DEPEND_ON: &[(&str, &[&str])] = &[
     ("proto", &[]),
     ("proto/telemetry", &[]),
+    ("proto/grammar", &[]),
     ("proto/process", &[]),
     ("checkpoint", &[]),
     ("router/scheduler", &[]),
@@ -24,6 +25,7 @@ const MAY_DEPEND_ON: &[(&str, &[&str])] = &[
         "router",
         &[
             "trireme-checkpoint",
+            "trireme-grammar",
             "trireme-process",
             "trireme-proto",
             "trireme-scheduler",
@@ -37,6 +39,7 @@ const MAY_DEPEND_ON: &[(&str, &[&str])] = &[
         &[
             "trireme-checkpoint",
             "trireme-collectives",
+            "trireme-grammar",
             "trireme-kernels",
             "trireme-process",
             "trireme-proto",

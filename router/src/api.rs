@@ -4,6 +4,7 @@
 use std::{collections::BTreeMap, sync::Arc};
 
 use futures::{future::BoxFuture, stream::BoxStream};
+use trireme_grammar::Grammar;
 
 use crate::error::RouterError;
 
@@ -117,6 +118,7 @@ pub struct Parameters {
     pub add_special_tokens: Option<bool>,
     /// Score the prompt's own tokens; then `max_new_tokens` may be 0.
     pub prompt_scoring: Option<PromptScoring>,
+    pub constraint: Option<Constraint>,
 }
 
 /// Which prompt tokens are scored.
@@ -126,6 +128,14 @@ pub struct PromptScoring {
     pub top_logprobs: u32,
     /// Tokens before it are not scored, and may come from the prefix cache. The first token never is.
     pub start: u32,
+}
+
+/// What the answer must look like.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Constraint {
+    /// The client's name for it.
+    pub field: &'static str,
+    pub grammar: Arc<Grammar>,
 }
 
 /// An admitted request: what is known before the first token, and the events to come.

@@ -10,6 +10,7 @@ use std::{
 
 use anyhow::{Context, bail, ensure};
 use subtle::ConstantTimeEq;
+use trireme_grammar::Vocabulary;
 use trireme_telemetry::LogFormat;
 
 use crate::{dispatcher::DispatcherSettings, shard_group::GroupSettings};
@@ -274,19 +275,21 @@ impl Args {
             max_sequences: self.max_sequences(),
             max_model_len: self.max_model_len,
             checkpoint_fingerprint: 0,
+            vocabulary: None,
         })
     }
 }
 
 impl Config {
-    /// `checkpoint_fingerprint` and `eos_token_ids` are the model's.
+    /// `checkpoint_fingerprint`, `vocabulary` and `eos_token_ids` are the model's.
     pub fn dispatcher(
         &self,
         checkpoint_fingerprint: u64,
+        vocabulary: Option<Arc<Vocabulary>>,
         eos_token_ids: Vec<u32>,
     ) -> DispatcherSettings {
         DispatcherSettings {
-            group: GroupSettings { checkpoint_fingerprint, ..self.group.clone() },
+            group: GroupSettings { checkpoint_fingerprint, vocabulary, ..self.group.clone() },
             max_waiting: self.max_waiting,
             lag_tokens: LAG_TOKENS,
             prefix_cache: self.prefix_cache,

@@ -19,11 +19,11 @@ use tokio_util::sync::CancellationToken;
 use tracing::Span;
 
 use crate::{
-    api::Readiness,
+    api::{Constraint, Readiness},
     detokenizer::TextDecoder,
     error::RouterError,
     metrics,
-    shard_group::{GroupError, GroupInfo, GroupSettings},
+    shard_group::{GrammarRanks, GroupError, GroupInfo, GroupSettings},
     validation::ValidRequest,
 };
 use engine_loop::EngineLoop;
@@ -66,6 +66,7 @@ pub struct Dispatcher {
     resets: mpsc::Sender<Reset>,
     readiness: watch::Receiver<Readiness>,
     engine: watch::Receiver<Option<GroupInfo>>,
+    grammar_ranks: watch::Receiver<Option<GrammarRanks>>,
     max_waiting: usize,
     lag_tokens: usize,
 }
@@ -87,6 +88,7 @@ impl Dispatcher {
         let starting = Readiness::Starting("connecting to the shards".to_owned());
         let (readiness_sender, readiness) = watch::channel(starting);
         let (engine_sender, engine) = watch::channel(None);
+        let (ranks_sender, grammar_ranks) = watch::channel(None);
         let (max_waiting, lag_tokens) = (settings.max_waiting, settings.lag_tokens);
         let ends = engine_loop::Ends {
             submissions: inbox,
@@ -95,10 +97,13 @@ impl Dispatcher {
             resets: resetting,
             readiness: readiness_sender,
             engine: engine_sender,
+            grammar_ranks: ranks_sender,
             shutdown,
         };
         let task = tokio::spawn(EngineLoop::new(settings, decoder, ends).run());
-        (Self { submissions, resets, readiness, engine, max_waiting, lag_tokens }, task)
+        let handle =
+            Self { submissions, resets, readiness, engine, grammar_ranks, max_waiting, lag_tokens };
+        (handle, task)
     }
 
     /// Puts a request into the queue. The error comes before any event: the queue is full, the
@@ -124,6 +129,21 @@ impl Dispatcher {
         let (reset, done) = oneshot::channel();
         self.resets.send(reset).await.map_err(|_| RouterError::ShuttingDown)?;
         done.await.map_err(|_| RouterError::ShuttingDown)?
+    }
+
+    /// Has the shards compile a constraint's grammar ahead of its first step. Without shards, or
+    /// with some that cannot be asked, the step will.
+    ///
+    /// # Errors
+    /// The shards will not have it.
+    pub async fn compile(&self, constraint: &Constraint) -> Result<(), RouterError> {
+        let ranks = self.grammar_ranks.borrow().clone();
+        let Some(ranks) = ranks else { return Ok(()) };
+        let field = constraint.field;
+        ranks
+            .compile(&constraint.grammar)
+            .await
+            .map_err(|why| RouterError::Invalid { field, message: format!("{field}: {why}") })
     }
 
     pub fn readiness(&self) -> Readiness {

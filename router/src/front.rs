@@ -1,14 +1,18 @@
 //! The real [`Generator`]: validation, tokenizer and dispatcher in a row.
 
-use std::time::SystemTime;
+use std::{sync::Arc, time::SystemTime};
 
 use futures::{FutureExt, StreamExt, future::BoxFuture};
 use tracing::{Instrument, Span, field};
 
 use crate::{
-    api::{Conversation, GenerateRequest, Generation, Generator, Prompt, Readiness, ServedModel},
+    api::{
+        Constraint, Conversation, GenerateRequest, Generation, Generator, Prompt, Readiness,
+        ServedModel,
+    },
     dispatcher::Dispatcher,
     error::RouterError,
+    grammar_check::GrammarChecks,
     shard_group::{BLOCK_TOKENS, GroupInfo},
     tokenizer::{TOKEN_CHARS_LEAST, TextPipeline},
     validation::{self, Limits, ValidRequest},
@@ -18,7 +22,7 @@ use crate::{
 const MODEL_LEN_UNKNOWN: u32 = 2048;
 
 /// What is known of the served model before the shards are up.
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct FrontSettings {
     pub name: String,
     pub tp: u32,
@@ -26,6 +30,8 @@ pub struct FrontSettings {
     pub max_sequences: u32,
     pub max_batch_tokens: u32,
     pub eos_token_ids: Vec<u32>,
+    /// For grammars; `None` for a model without a tokenizer.
+    pub grammar_checks: Option<Arc<GrammarChecks>>,
 }
 
 /// Serves requests from one group of shards.
@@ -86,10 +92,24 @@ impl Front {
             }
             validation::parameters(parameters, &limits, made_up_seed())
         })?;
+        if let Some(constraint) = &valid.constraint {
+            self.check_grammar(constraint).instrument(tracing::info_span!("grammar")).await?;
+        }
         let ids = self.ids_of(prompt, add_special_tokens, valid.truncate.is_some(), &limits);
         let ids = ids.instrument(tracing::info_span!("tokenize")).await?;
         let request = validation::fit(request_id, ids, valid, &limits)?;
         self.submit(request).await
+    }
+
+    /// The grammar can be used, and the shards have it.
+    async fn check_grammar(&self, constraint: &Constraint) -> Result<(), RouterError> {
+        let Some(checks) = &self.settings.grammar_checks else {
+            let field = constraint.field;
+            let message = format!("{field}: the model has no tokenizer to apply a grammar with");
+            return Err(RouterError::Unsupported { field, message });
+        };
+        checks.check(constraint).await?;
+        self.dispatcher.compile(constraint).await
     }
 
     async fn submit(&self, request: ValidRequest) -> Result<Generation, RouterError> {

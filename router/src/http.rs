@@ -23,6 +23,7 @@ pub use server::serve;
 mod about;
 mod chat;
 mod completions;
+mod constraint;
 mod ending;
 mod fields;
 mod first_bytes;

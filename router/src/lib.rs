@@ -9,6 +9,7 @@ pub mod detokenizer;
 pub mod dispatcher;
 pub mod error;
 pub mod front;
+pub mod grammar_check;
 pub mod grpc;
 pub mod http;
 pub mod metrics;

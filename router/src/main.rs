@@ -1,23 +1,27 @@
 //! `trireme-router`: arguments, telemetry, then [`trireme_router::server::run`].
 
-use std::time::Duration;
+use std::{process::ExitCode, time::Duration};
 
 use clap::Parser;
 use tokio_util::sync::CancellationToken;
 use trireme_process::{StopSignals, remove_socket};
 use trireme_router::{
     config::Args,
+    grammar_check::checker,
     server::{self, Listeners},
 };
 
 /// The last spans may take this long to leave.
 const FLUSH_LIMIT: Duration = Duration::from_secs(2);
 
-fn main() -> anyhow::Result<()> {
+fn main() -> anyhow::Result<ExitCode> {
+    if std::env::args_os().nth(1).is_some_and(|verb| verb == checker::VERB) {
+        return checker::run();
+    }
     let args = Args::parse();
     // A control socket is a launcher's; without one a person started this, and may detach from it.
     if args.control_socket.is_some() && !trireme_process::end_with_parent()? {
-        return Ok(());
+        return Ok(ExitCode::SUCCESS);
     }
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build()?;
     let (outcome, telemetry) = runtime.block_on(async {
@@ -31,7 +35,7 @@ fn main() -> anyhow::Result<()> {
     telemetry.flush(FLUSH_LIMIT);
     // Threads that still read for nobody must not hold up the end.
     runtime.shutdown_timeout(Duration::from_secs(1));
-    outcome
+    outcome.map(|()| ExitCode::SUCCESS)
 }
 
 async fn serve(args: Args) -> anyhow::Result<()> {

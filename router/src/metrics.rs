@@ -170,6 +170,8 @@ pub struct Step {
     pub duration: Duration,
     pub prefill_tokens: u32,
     pub decode_sequences: u32,
+    /// At the slowest rank.
+    pub grammar_wait: Duration,
 }
 
 /// A step was answered by all ranks.
@@ -182,6 +184,9 @@ pub fn step(step: Step) {
     histogram!(table::STEP_DURATION, "kind" => kind).record(step.duration);
     histogram!(table::STEP_TOKENS).record(f64::from(step.prefill_tokens + step.decode_sequences));
     histogram!(table::STEP_SEQUENCES).record(f64::from(step.decode_sequences));
+    if !step.grammar_wait.is_zero() {
+        histogram!(table::STEP_GRAMMAR_WAIT).record(step.grammar_wait);
+    }
 }
 
 /// An HTTP request came in.
@@ -228,6 +233,7 @@ mod tests {
                 duration: Duration::from_millis(9),
                 prefill_tokens: 100,
                 decode_sequences: 2,
+                grammar_wait: Duration::from_millis(1),
             });
             http_started();
             http_started();

@@ -8,6 +8,7 @@ use tokio_stream::wrappers::{TcpListenerStream, UnixListenerStream};
 use tokio_util::sync::CancellationToken;
 use tonic::transport::server::Router;
 use trireme_checkpoint::Checkpoint;
+use trireme_grammar::{CheckFacts, Vocabulary};
 use trireme_proto::generate::v1::generation_server::GenerationServer;
 
 use crate::{
@@ -15,6 +16,7 @@ use crate::{
     config::{ApiKey, Config, LoadFormat},
     dispatcher::Dispatcher,
     front::{Front, FrontSettings},
+    grammar_check::GrammarChecks,
     grpc::{Addresses, GenerationService},
     http::{self, App, HttpConfig},
     metrics, readiness,
@@ -111,7 +113,13 @@ pub async fn run(
     let reading = config.clone();
     let model = tokio::task::spawn_blocking(move || read_model(&reading)).await??;
     let decoder = model.text.as_ref().map(|text| text.decoder().clone());
-    let settings = config.dispatcher(model.fingerprint, model.eos_token_ids.clone());
+    let vocabulary = decoder
+        .as_ref()
+        .map(|decoder| Arc::new(decoder.vocabulary.for_grammars(&model.eos_token_ids)));
+    let grammar_checks = vocabulary.as_ref().map(|vocabulary| grammar_checks(vocabulary));
+    let grammar_checks = grammar_checks.transpose()?.map(Arc::new);
+    let eos_token_ids = model.eos_token_ids.clone();
+    let settings = config.dispatcher(model.fingerprint, vocabulary, eos_token_ids);
     let (dispatcher, mut looping) = Dispatcher::start(settings, decoder, shutdown);
     let readiness = dispatcher.watch_readiness();
     let front = FrontSettings {
@@ -121,6 +129,7 @@ pub async fn run(
         max_sequences: config.group.max_sequences,
         max_batch_tokens: config.group.max_batch_tokens,
         eos_token_ids: model.eos_token_ids,
+        grammar_checks,
     };
     let generator: Arc<dyn Generator> = Arc::new(Front::new(front, model.text, dispatcher));
 
@@ -138,6 +147,12 @@ pub async fn run(
         Err(_) => tracing::warn!("connections were still open; closed"),
     }
     outcome?.context("serve from the shards")
+}
+
+/// This program checks grammars too, in processes of their own.
+fn grammar_checks(vocabulary: &Vocabulary) -> anyhow::Result<GrammarChecks> {
+    let program = std::env::current_exe().context("find this program")?;
+    Ok(GrammarChecks::new(program, CheckFacts::of(vocabulary)))
 }
 
 async fn serve(

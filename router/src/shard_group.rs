@@ -3,6 +3,7 @@
 //! A group lives for one epoch. All ranks answer each step or the group is lost; there is no
 //! partial answer and no retry of a step, because the other ranks already hold its effects.
 
+mod grammars;
 mod rank;
 mod recovery;
 mod startup;
@@ -11,14 +12,17 @@ mod wire;
 use std::{
     collections::VecDeque,
     path::PathBuf,
+    sync::Arc,
     time::{Duration, Instant},
 };
 
 use tokio::sync::mpsc;
 use tonic::{Code, Status};
+use trireme_grammar::Vocabulary;
 use trireme_proto::shard::v1 as proto;
 
-use rank::{Rank, RankEvent};
+pub use grammars::GrammarRanks;
+use rank::{Connection, Rank, RankEvent};
 pub use startup::BLOCK_TOKENS;
 pub use wire::{SequenceParameters, StepRequest, sampling};
 
@@ -45,6 +49,8 @@ pub struct GroupSettings {
     pub max_model_len: Option<u32>,
     /// Of the checkpoint that this router reads its texts from.
     pub checkpoint_fingerprint: u64,
+    /// For grammars; `None` for a model without a tokenizer.
+    pub vocabulary: Option<Arc<Vocabulary>>,
 }
 
 /// What the ranks agreed on.
@@ -122,6 +128,7 @@ pub struct ShardGroup {
     info: GroupInfo,
     step_deadline: Duration,
     ranks: Vec<Rank>,
+    last_stage: Vec<Connection>,
     events: mpsc::Receiver<(usize, RankEvent)>,
     in_flight: VecDeque<InFlight>,
     /// Answers of each rank that wait for the other ranks' ones.
@@ -132,6 +139,10 @@ pub struct ShardGroup {
 impl ShardGroup {
     pub fn info(&self) -> &GroupInfo {
         &self.info
+    }
+
+    pub fn grammar_ranks(&self) -> GrammarRanks {
+        GrammarRanks::new(self.last_stage.clone())
     }
 
     /// Sends one step to every rank. `step_id`s go up by one; the caller keeps at most
@@ -240,6 +251,7 @@ impl StepResult {
             slowest.forward_us = slowest.forward_us.max(timings.forward_us);
             slowest.collective_us = slowest.collective_us.max(timings.collective_us);
             slowest.sample_us = slowest.sample_us.max(timings.sample_us);
+            slowest.grammar_us = slowest.grammar_us.max(timings.grammar_us);
         }
     }
 }

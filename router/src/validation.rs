@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, sync::Arc};
 
 use crate::{
-    api::{Parameters, PromptScoring},
+    api::{Constraint, Parameters, PromptScoring},
     error::RouterError,
 };
 
@@ -18,6 +18,8 @@ pub const TOP_LOGPROBS_MOST: u32 = 20;
 const STOPS_MOST: usize = 16;
 const STOP_TOKENS_MOST: usize = 64;
 const STOP_BYTES_MOST: usize = 1024;
+/// A grammar's text; OpenAI's own limit on a schema's names and values is 120,000 characters.
+const GRAMMAR_BYTES_MOST: usize = 128 << 10;
 pub const PRIORITY_MOST: i32 = 1000;
 /// Ids that may be decoded at once, for each token of the model's length.
 const DECODED_IDS_PER_TOKEN: usize = 4;
@@ -73,6 +75,8 @@ pub struct ValidParameters {
     pub priority: i32,
     pub truncate: Option<u32>,
     pub prompt_scoring: Option<PromptScoring>,
+    /// In form; whether its grammar can be compiled is not known yet.
+    pub constraint: Option<Constraint>,
 }
 
 /// A request that can be admitted.
@@ -151,8 +155,32 @@ pub fn parameters(
         truncate: given.truncate,
         prompt_scoring: given.prompt_scoring,
         sampling: sampling(&given, limits, seed)?,
+        constraint: constraint(&given, limits)?,
         stop: given.stop,
     })
+}
+
+/// A grammar ends with an end of sequence, so there has to be one, and it has to end the answer.
+fn constraint(given: &Parameters, limits: &Limits) -> Result<Option<Constraint>, RouterError> {
+    let Some(constraint) = &given.constraint else { return Ok(None) };
+    let field = constraint.field;
+    let bytes = constraint.grammar.text.len();
+    if bytes > GRAMMAR_BYTES_MOST {
+        let message =
+            format!("{field} has {bytes} bytes as a grammar, at most {GRAMMAR_BYTES_MOST}");
+        return invalid(field, message);
+    }
+    if given.ignore_eos {
+        let message =
+            format!("ignore_eos cannot be true beside {field}, whose grammar ends the answer");
+        return invalid("ignore_eos", message);
+    }
+    if limits.eos_token_ids.is_empty() {
+        let message =
+            format!("{field}: the model names no end-of-sequence id to end the answer with");
+        return Err(RouterError::Unsupported { field, message });
+    }
+    Ok(Some(constraint.clone()))
 }
 
 fn sampling(given: &Parameters, limits: &Limits, seed: u64) -> Result<Sampling, RouterError> {

@@ -59,6 +59,12 @@ impl Vocabulary {
         self.entries.iter().map(chars).max().unwrap_or(0)
     }
 
+    /// What grammars know of it.
+    pub fn for_grammars(&self, eos_token_ids: &[u32]) -> trireme_grammar::Vocabulary {
+        let tokens = self.entries.iter().map(|entry| (&*entry.bytes, entry.special));
+        trireme_grammar::Vocabulary::new(tokens, eos_token_ids)
+    }
+
     pub fn get(&self, id: u32) -> Option<&Entry> {
         self.entries.get(id as usize)
     }

@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use trireme_collectives::{CollectiveError, local};
 use trireme_kernels::Team;
-use trireme_shard::sampler::{SampleRow, Sampling, sample};
+use trireme_shard::sampler::{Constraint, SampleRow, Sampling, sample};
 
 /// Vocabulary of SmolLM2.
 const VOCAB: usize = 49_152;
@@ -40,7 +40,15 @@ fn main() -> Result<(), CollectiveError> {
         let original = logits(rows);
         let mut scratch = original.clone();
         for (name, sampling) in &cases {
-            let row = |sequence| SampleRow { sequence, sampling, tokens: &tokens, prompt_len: 100 };
+            let constraint = Constraint::Free;
+            let prompt_len = 100;
+            let row = |sequence| SampleRow {
+                sequence,
+                sampling,
+                tokens: &tokens,
+                prompt_len,
+                constraint,
+            };
             let rows: Vec<SampleRow<'_>> = (0..rows as u64).map(row).collect();
             let mut times = Vec::new();
             for _ in 0..CALLS {

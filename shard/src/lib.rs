@@ -12,6 +12,7 @@ pub mod batch;
 pub mod config;
 pub mod device;
 pub mod engine;
+pub mod grammar;
 pub mod layer_weights;
 pub mod layers;
 pub mod memory;

@@ -1,6 +1,9 @@
 //! One rank at work: the device with its model, caches and sequences, one step at a time.
 
-use std::time::{Duration, Instant};
+use std::{
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
 use trireme_checkpoint::ModelConfig;
 use trireme_collectives::CollectiveError;
@@ -9,6 +12,7 @@ use trireme_kernels::KvPages;
 use crate::{
     batch::{Batch, BatchError},
     device::Device,
+    grammar::{Grammars, Masks},
     layers::{
         rotary::RotaryTables,
         workspace::{StepSize, Workspace},
@@ -55,6 +59,8 @@ pub struct Timings {
     /// Part of forward.
     pub collective: Duration,
     pub sample: Duration,
+    /// Part of sample: waiting for grammar masks.
+    pub grammar: Duration,
 }
 
 #[derive(Debug, thiserror::Error)]
@@ -107,6 +113,7 @@ pub struct Runner<D: Device> {
     sequences: Sequences,
     batch: Batch,
     token_return: TokenReturn,
+    masks: Masks,
 }
 
 /// What a [`Runner`] is made of, once loaded.
@@ -133,7 +140,13 @@ impl<D: Device> Runner<D> {
             ready: None,
             sequences: Sequences::default(),
             batch: Batch::default(),
+            masks: Masks::default(),
         }
+    }
+
+    /// Takes grammars from where calls beside the steps compile them.
+    pub fn share_grammars(&mut self, grammars: Arc<Grammars>) {
+        self.masks = Masks::new(grammars);
     }
 
     pub fn kv_bytes_per_block(&self) -> u64 {
@@ -148,6 +161,7 @@ impl<D: Device> Runner<D> {
         self.ready = None;
         self.sequences.clear();
         self.batch.clear();
+        self.masks.clear();
         self.token_return = TokenReturn::new(&self.place);
     }
 
@@ -286,6 +300,9 @@ impl<D: Device> Runner<D> {
         let start = Instant::now();
         self.device.take_collective_time();
         let (batch, sequences) = (&mut self.batch, &mut self.sequences);
+        if self.place.slice.last_stage {
+            self.masks.begin(batch, sequences);
+        }
         self.token_return.fill(&mut self.device, batch, sequences)?;
         self.forward()?;
         outcome.timings.forward = start.elapsed();
@@ -308,6 +325,7 @@ impl<D: Device> Runner<D> {
         Batch::check(&step, &limits)?;
         let mut step = step;
         self.sequences.drop_all(&step.drop);
+        self.masks.drop_all(&step.drop);
         let mut errors = self.sequences.admit(std::mem::take(&mut step.new), &limits);
         errors.extend(self.sequences.append_blocks(&step.blocks, &limits));
         for error in self.batch.build(&step, &self.sequences, &limits) {
@@ -336,6 +354,9 @@ impl<D: Device> Runner<D> {
     }
 
     fn sample(&mut self, outcome: &mut StepOutcome) -> Result<(), RunError> {
+        let start = Instant::now();
+        let masks = self.masks.finish();
+        outcome.timings.grammar = start.elapsed();
         let ready = self.ready.as_mut().ok_or(RunError::NotWarm)?;
         let mut rows = Vec::with_capacity(self.batch.sampled_rows().len());
         for id in self.batch.sampled_sequences() {
@@ -345,6 +366,7 @@ impl<D: Device> Runner<D> {
                     sampling: &sequence.sampling,
                     tokens: &sequence.tokens,
                     prompt_len: sequence.prompt_len,
+                    constraint: masks.constraint(id, sequence.sampling.grammar.is_some()),
                 });
             }
         }
@@ -365,7 +387,10 @@ impl<D: Device> Runner<D> {
                     logprob: sample.logprob,
                     top: sample.top,
                 }),
-                Err(error) => outcome.errors.push(SequenceError::new(sequence, error.to_string())),
+                Err(error) => {
+                    let told = masks.error(sequence).unwrap_or_else(|| error.to_string());
+                    outcome.errors.push(SequenceError::new(sequence, told));
+                }
             }
         }
         self.token_return.publish(&mut self.device, &sampled, &mut self.sequences)?;

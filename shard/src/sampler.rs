@@ -2,7 +2,7 @@
 //! a stage.
 //!
 //! `[rows, vocabulary]` is never gathered. Everything that the order *penalties, logit bias,
-//! min_tokens mask, temperature, top-k, top-p, min-p* asks for is found from a few small messages:
+//! grammar mask, min_tokens mask, temperature, top-k, top-p, min-p* asks for is found from a few small messages:
 //!
 //! - `peak.rs`: the best token, the raw log-sum-exp and the raw n best, one gather. A greedy row is
 //!   done here.
@@ -33,17 +33,18 @@ mod weight;
 use std::ops::Range;
 
 use trireme_collectives::{Collective, CollectiveError};
+use trireme_grammar::Mask;
 use trireme_kernels::Team;
 
 use row::Row;
-pub use sampling::{Sampling, SamplingError};
+pub use sampling::{Sampling, SamplingError, grammar};
 pub use scoring::{Score, ScoreRow, Scoring, ScoringError, score};
 
 /// Most alternatives one token may report.
 const TOP_LOGPROBS_MAX: u32 = 128;
 
 /// One row of logits and the sequence it belongs to.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy)]
 pub struct SampleRow<'a> {
     pub sequence: u64,
     pub sampling: &'a Sampling,
@@ -51,6 +52,17 @@ pub struct SampleRow<'a> {
     pub tokens: &'a [u32],
     /// `tokens[prompt_len..]` were generated.
     pub prompt_len: usize,
+    pub constraint: Constraint<'a>,
+}
+
+/// What a grammar says about the next token.
+#[derive(Clone, Copy, Default)]
+pub enum Constraint<'a> {
+    #[default]
+    Free,
+    Mask(&'a Mask),
+    /// Its mask could not be made.
+    Broken,
 }
 
 /// The token chosen for one row.
@@ -70,6 +82,8 @@ pub enum SampleError {
     NotANumber,
     #[error("the model computed an infinite logit for this sequence")]
     Infinite,
+    #[error("the grammar of this sequence cannot go on")]
+    Grammar,
     #[error("every token is impossible: all logits are -inf after bias and masks")]
     NothingPossible,
 }

@@ -24,6 +24,7 @@ use crate::{
     config::{Config, LoadFormat},
     device::{Device, cpu::Cpu},
     engine::{Command, Configure, Engine, EngineError, Handle},
+    grammar::Grammars,
     models::Model,
     runner::{Loaded, Runner},
     service::Service,
@@ -55,7 +56,9 @@ pub async fn serve(config: Config) -> Result<(), ServeError> {
         .with_context(|| format!("listen on {}", config.socket.display()))
         .map_err(ServeError::Serve)?;
     let (engine, commands) = Handle::new(Arc::new(Status::default()));
-    let service = Service { engine: engine.clone(), identity: Arc::new(config.identity.clone()) };
+    let grammars = Arc::new(Grammars::default());
+    let identity = Arc::new(config.identity.clone());
+    let service = Service { engine: engine.clone(), identity, grammars: grammars.clone() };
     let socket_path = config.socket.clone();
     let (loaded, load_result) = oneshot::channel();
     let (stopped, engine_end) = oneshot::channel::<()>();
@@ -63,7 +66,7 @@ pub async fn serve(config: Config) -> Result<(), ServeError> {
     thread::Builder::new()
         .name("engine".into())
         .spawn(move || {
-            run_engine(&config, &status, &commands, loaded);
+            run_engine(&config, &status, grammars, &commands, loaded);
             drop(stopped);
         })
         .map_err(|error| ServeError::Serve(error.into()))?;
@@ -145,11 +148,13 @@ async fn load_failure(
 fn run_engine(
     config: &Config,
     status: &Arc<Status>,
+    grammars: Arc<Grammars>,
     commands: &Receiver<Command>,
     loaded: oneshot::Sender<Result<(), CheckpointError>>,
 ) {
     match load(config, status) {
-        Ok(runner) => {
+        Ok(mut runner) => {
+            runner.share_grammars(grammars);
             let engine = Engine::new(runner, Box::new(join), status.clone());
             drop(loaded.send(Ok(())));
             engine.run(commands);

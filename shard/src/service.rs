@@ -13,8 +13,10 @@ use trireme_proto::shard::v1::{self as proto, configure_request::Collective, sha
 use crate::{
     config::Identity,
     engine::{Command, Configure, EngineError, Handle, StepCommand},
+    grammar::{self, Grammars},
     prompt_scores::PromptScores,
     runner::{MemoryPlan, StepOutcome, StepToken, Timings, WarmupPlan},
+    sampler,
     sequences::SequenceError,
     step::{MissingHeader, Step},
 };
@@ -23,6 +25,7 @@ use crate::{
 pub struct Service {
     pub engine: Handle,
     pub identity: Arc<Identity>,
+    pub grammars: Arc<Grammars>,
 }
 
 impl Service {
@@ -115,6 +118,8 @@ impl Shard for Service {
                 "step_deadline_ms: 0, but must be at least 1",
             ));
         }
+        let vocabulary = request.vocabulary.as_ref().map(grammar::vocabulary).transpose();
+        self.grammars.set_vocabulary(vocabulary.map_err(GrpcStatus::invalid_argument)?);
         let step_deadline = Duration::from_millis(request.step_deadline_ms.into());
         let configure = Configure { epoch: request.epoch, shared_memory, step_deadline };
         let all_reduce_us = self.engine.configure(configure).await.map_err(grpc_status)?;
@@ -139,6 +144,19 @@ impl Shard for Service {
             .await
             .map_err(grpc_status)?;
         Ok(Response::new(warmup_reply(&memory)))
+    }
+
+    async fn compile_grammar(
+        &self,
+        request: Request<proto::CompileGrammarRequest>,
+    ) -> Result<Response<proto::CompileGrammarReply>, GrpcStatus> {
+        let invalid = |error: String| GrpcStatus::invalid_argument(error);
+        let wire =
+            request.into_inner().grammar.ok_or_else(|| invalid("grammar: required".into()))?;
+        let grammar = sampler::grammar(&wire).map_err(|error| invalid(error.to_string()))?;
+        let spent = self.grammars.clone().prepare(grammar).await;
+        let spent = spent.map_err(|error| invalid(error.to_string()))?;
+        Ok(Response::new(proto::CompileGrammarReply { compile_us: micros(spent) }))
     }
 
     async fn prefill(
@@ -230,11 +248,15 @@ fn prompt_scores(prompt: PromptScores) -> proto::PromptScores {
 }
 
 fn timings(timings: &Timings) -> proto::Timings {
-    let micros = |duration: Duration| u32::try_from(duration.as_micros()).unwrap_or(u32::MAX);
     proto::Timings {
         wait_us: micros(timings.wait),
         forward_us: micros(timings.forward),
         collective_us: micros(timings.collective),
         sample_us: micros(timings.sample),
+        grammar_us: micros(timings.grammar),
     }
+}
+
+fn micros(duration: Duration) -> u32 {
+    u32::try_from(duration.as_micros()).unwrap_or(u32::MAX)
 }

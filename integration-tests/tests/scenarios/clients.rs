@@ -12,7 +12,7 @@ use trireme_integration_tests::{
 };
 
 /// Runs a command to its end; what it printed, or an error with what it said.
-fn run(command: &mut Command) -> Result<String> {
+pub(crate) fn run(command: &mut Command) -> Result<String> {
     let output = command.output().with_context(|| format!("run {command:?}"))?;
     let said = String::from_utf8_lossy(&output.stdout).into_owned();
     if !output.status.success() {
@@ -22,22 +22,23 @@ fn run(command: &mut Command) -> Result<String> {
 }
 
 /// A Python with the client packages, made once beside the build.
-fn python() -> Result<PathBuf> {
+pub(crate) fn python() -> Result<PathBuf> {
     let folder = binary("trireme").parent().expect("a folder").join("client-python");
     let python = folder.join("bin/python");
     let marker = folder.join("packages.ok");
-    if !marker.exists() {
+    let requirements = script("requirements.txt");
+    let wanted = std::fs::read_to_string(&requirements)?;
+    if std::fs::read_to_string(&marker).ok().as_deref() != Some(&wanted) {
         run(Command::new("python3").args(["-m", "venv"]).arg(&folder))?;
-        let requirements = script("requirements.txt");
         run(Command::new(&python)
             .args(["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "-r"])
-            .arg(requirements))?;
-        std::fs::write(marker, "")?;
+            .arg(&requirements))?;
+        std::fs::write(marker, wanted)?;
     }
     Ok(python)
 }
 
-fn script(name: &str) -> PathBuf {
+pub(crate) fn script(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("clients").join(name)
 }
 

@@ -85,8 +85,9 @@ impl ActiveRequest {
     pub fn sequence_parameters(&self) -> SequenceParameters {
         let parameters = &self.request.parameters;
         let (least, stops) = (parameters.min_new_tokens, &parameters.stop_token_ids);
+        let grammar = parameters.constraint.as_ref().map(|constraint| &*constraint.grammar);
         SequenceParameters {
-            sampling: shard_group::sampling(&parameters.sampling, least, stops),
+            sampling: shard_group::sampling(&parameters.sampling, least, stops, grammar),
             prompt_top_logprobs: parameters.prompt_scoring.map_or(0, |s| s.top_logprobs),
         }
     }

@@ -3,7 +3,7 @@
 use std::{
     collections::{HashMap, VecDeque},
     sync::Arc,
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 use tokio::sync::{mpsc, watch};
@@ -27,7 +27,9 @@ use crate::{
     detokenizer::TextDecoder,
     error::RouterError,
     metrics,
-    shard_group::{BLOCK_TOKENS, GroupError, GroupInfo, ShardGroup, StepRequest, StepResult},
+    shard_group::{
+        BLOCK_TOKENS, GrammarRanks, GroupError, GroupInfo, ShardGroup, StepRequest, StepResult,
+    },
     validation::ValidRequest,
 };
 
@@ -44,6 +46,7 @@ pub struct Ends {
     pub resets: mpsc::Receiver<Reset>,
     pub readiness: watch::Sender<Readiness>,
     pub engine: watch::Sender<Option<GroupInfo>>,
+    pub grammar_ranks: watch::Sender<Option<GrammarRanks>>,
     pub shutdown: CancellationToken,
 }
 
@@ -262,6 +265,7 @@ impl EngineLoop {
                 Vec::new()
             }
         };
+        self.ends.grammar_ranks.send_replace(Some(group.grammar_ranks()));
         self.link = Link::Serving(group);
         self.ends.engine.send_replace(Some(info));
         if self.drain_until.is_none() {
@@ -293,6 +297,7 @@ impl EngineLoop {
             self.ends.readiness.send_replace(Readiness::Lost(error.to_string()));
         }
         self.steps.clear();
+        self.ends.grammar_ranks.send_replace(None);
         let settings = self.settings.group.clone();
         let next = |lost| Link::again(lost, settings, self.epoch, self.ends.readiness.clone());
         let stand_in = Link::Starting(Box::pin(std::future::pending()));
@@ -345,6 +350,7 @@ impl EngineLoop {
             duration: result.duration,
             prefill_tokens: step.prefill_tokens,
             decode_sequences: step.decode_sequences,
+            grammar_wait: Duration::from_micros(result.timings.grammar_us.into()),
         });
         step.record(&result);
         let output = StepOutput {

@@ -6,6 +6,7 @@ use std::collections::BTreeMap;
 use serde_json::Value;
 
 use super::{
+    constraint,
     fields::{Fields, must_be, shown},
     refusal::Refusal,
 };
@@ -22,15 +23,9 @@ const UNSUPPORTED: &[&str] = &[
     "allowed_token_ids",
     "bad_words",
     "extra_args",
-    "guided_choice",
     "guided_decoding_backend",
-    "guided_grammar",
-    "guided_json",
-    "guided_regex",
-    "guided_whitespace_pattern",
     "logits_processors",
     "prompt_embeds",
-    "structured_outputs",
     "thinking_token_budget",
     "use_beam_search",
 ];
@@ -40,7 +35,6 @@ const UNSUPPORTED: &[&str] = &[
 pub fn openai(fields: &Fields) -> Result<Parameters, Refusal> {
     fields.refuse_unsupported(UNSUPPORTED)?;
     refuse_best_of(fields)?;
-    require_text_format(fields)?;
     let stop = fields.texts("stop")?;
     if stop.iter().any(String::is_empty) {
         return Err(Refusal::invalid("stop", "stop must not hold an empty string"));
@@ -68,6 +62,7 @@ pub fn openai(fields: &Fields) -> Result<Parameters, Refusal> {
         skip_special_tokens: fields.optional_flag("skip_special_tokens")?,
         add_special_tokens: fields.optional_flag("add_special_tokens")?,
         prompt_scoring: prompt_scoring(fields)?,
+        constraint: constraint::openai(fields)?,
     })
 }
 
@@ -203,17 +198,6 @@ fn refuse_best_of(fields: &Fields) -> Result<(), Refusal> {
     }
 }
 
-fn require_text_format(fields: &Fields) -> Result<(), Refusal> {
-    let format = fields.nested("response_format")?;
-    match format.text("type")? {
-        None | Some("text") => Ok(()),
-        Some(other) => Err(Refusal::unsupported(
-            "response_format",
-            format!("response_format of type {other:?} is not supported, only \"text\""),
-        )),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use serde_json::json;
@@ -266,9 +250,8 @@ mod tests {
         check(json!({"min_tokens": -1}), |p| p.min_new_tokens, Err("min_tokens must be"));
         check(json!({"best_of": 1, "guided_json": null}), |p| p.top_k, Ok(None));
         check(json!({"best_of": 2}), |p| p.top_k, Err("best_of"));
-        check(json!({"guided_json": {"a": 1}}), |p| p.top_k, Err("guided_json"));
         check(json!({"response_format": {"type": "text"}}), |p| p.top_k, Ok(None));
-        check(json!({"response_format": {"type": "json_object"}}), |p| p.top_k, Err("json_object"));
+        check(json!({"guided_regex": "a"}), |p| p.constraint.is_some(), Ok(true));
     }
 
     #[test]

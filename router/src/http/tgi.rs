@@ -8,7 +8,7 @@ use axum::{
 use serde::Serialize;
 
 use super::{
-    App,
+    App, constraint,
     fields::Fields,
     logprobs::writable,
     refusal::Refusal,
@@ -27,7 +27,7 @@ use crate::{
 mod stream;
 
 /// Known parameters that change the answer and are not built.
-const UNSUPPORTED: &[&str] = &["adapter_id", "grammar", "watermark", "tools", "tool_prompt"];
+const UNSUPPORTED: &[&str] = &["adapter_id", "watermark", "tools", "tool_prompt"];
 
 struct Job {
     inputs: String,
@@ -202,6 +202,7 @@ fn parameters(given: &Fields) -> Result<Parameters, Refusal> {
         top_logprobs: candidates(given, "top_n_tokens")?.unwrap_or(0),
         truncate: given.count("truncate", 1)?,
         prompt_scoring: given.flag("decoder_input_details")?.then(PromptScoring::default),
+        constraint: constraint::tgi(given)?,
         ..Parameters::default()
     })
 }

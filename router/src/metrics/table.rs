@@ -39,6 +39,7 @@ pub const STEPS_IN_FLIGHT: &str = "trireme_steps_in_flight";
 pub const STEP_DURATION: &str = "trireme_step_duration_seconds";
 pub const STEP_TOKENS: &str = "trireme_step_tokens";
 pub const STEP_SEQUENCES: &str = "trireme_step_sequences";
+pub const STEP_GRAMMAR_WAIT: &str = "trireme_step_grammar_wait_seconds";
 pub const KV_BLOCKS_TOTAL: &str = "trireme_kv_blocks_total";
 pub const KV_BLOCKS_USED: &str = "trireme_kv_blocks_used";
 pub const KV_BLOCKS_CACHED: &str = "trireme_kv_blocks_cached";
@@ -103,6 +104,7 @@ pub const METRICS: &[Metric] = &[
     labelled(STEP_DURATION, Kind::Histogram(STEP_S), &["kind"], "From sending a step to the last rank's answer, for prefill, decode or mixed steps."),
     metric(STEP_TOKENS, Kind::Histogram(TOKENS), "Tokens computed in a step."),
     metric(STEP_SEQUENCES, Kind::Histogram(SEQUENCE_COUNTS), "Sequences that a step advances by one token."),
+    metric(STEP_GRAMMAR_WAIT, Kind::Histogram(STEP_S), "How long a step waited for the masks of grammars, where it did."),
     metric(KV_BLOCKS_TOTAL, Kind::Gauge, "KV blocks there are."),
     metric(KV_BLOCKS_USED, Kind::Gauge, "KV blocks held by sequences."),
     metric(KV_BLOCKS_CACHED, Kind::Gauge, "KV blocks free for use that still hold a cached prefix."),

@@ -12,6 +12,7 @@ use trireme_proto::shard::v1::{self as proto, ShardState, configure_request::Col
 use super::{
     GroupError, GroupInfo, GroupSettings, ShardGroup,
     rank::{Connection, Rank},
+    wire,
 };
 
 const INFO_LIMIT: Duration = Duration::from_secs(5);
@@ -77,6 +78,7 @@ async fn start(
     };
     let (sender, events) = mpsc::channel(ranks.len() * (settings.steps_in_flight + 1));
     let answered = ranks.iter().map(|_| VecDeque::new()).collect();
+    let last_stage = ranks[ranks.len() - settings.tp as usize..].to_vec();
     let lanes = ranks.into_iter().zip(watches).zip(&infos).map(|((rank, watch), info)| {
         Rank::start(rank, info.pid, watch, settings.steps_in_flight, sender.clone())
     });
@@ -84,6 +86,7 @@ async fn start(
         info,
         step_deadline: settings.step_deadline,
         ranks: lanes.collect(),
+        last_stage,
         events,
         in_flight: VecDeque::new(),
         answered,
@@ -183,6 +186,10 @@ async fn configure(
     settings: &GroupSettings,
     epoch: u64,
 ) -> Result<(), GroupError> {
+    // Grammars are the last stage's.
+    let is_last_stage = rank.rank as u32 / settings.tp + 1 == settings.pp;
+    let vocabulary = settings.vocabulary.as_ref().filter(|_| is_last_stage);
+    let vocabulary = vocabulary.map(|vocabulary| wire::vocabulary(vocabulary));
     let request = proto::ConfigureRequest {
         epoch,
         collective: Some(Collective::SharedMemory(format!(
@@ -190,6 +197,7 @@ async fn configure(
             settings.instance
         ))),
         step_deadline_ms: settings.step_deadline.as_millis() as u32,
+        vocabulary,
     };
     let mut client = rank.client.clone();
     let call = client.configure(request);

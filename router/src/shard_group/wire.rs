@@ -1,5 +1,6 @@
 //! The scheduler's plan in the words of `shard.v1`.
 
+use trireme_grammar::{Grammar, Kind, Vocabulary};
 use trireme_proto::shard::v1 as proto;
 use trireme_scheduler::{Plan, SequenceId};
 
@@ -68,7 +69,12 @@ impl StepRequest {
 }
 
 /// A request's checked sampling in the shards' words.
-pub fn sampling(of: &Sampling, min_tokens: u32, stop_token_ids: &[u32]) -> proto::Sampling {
+pub fn sampling(
+    of: &Sampling,
+    min_tokens: u32,
+    stop_token_ids: &[u32],
+    grammar: Option<&Grammar>,
+) -> proto::Sampling {
     let bias = |(&token, &bias): (&u32, &f32)| proto::LogitBias { token, bias };
     proto::Sampling {
         temperature: of.temperature,
@@ -84,5 +90,23 @@ pub fn sampling(of: &Sampling, min_tokens: u32, stop_token_ids: &[u32]) -> proto
         top_logprobs: of.top_logprobs,
         min_tokens,
         stop_token_ids: stop_token_ids.to_vec(),
+        grammar: grammar.map(self::grammar),
+    }
+}
+
+pub fn grammar(of: &Grammar) -> proto::Grammar {
+    let kind = match of.kind {
+        Kind::JsonSchema => proto::GrammarKind::JsonSchema,
+        Kind::Regex => proto::GrammarKind::Regex,
+        Kind::Lark => proto::GrammarKind::Lark,
+    };
+    proto::Grammar { kind: kind.into(), text: of.text.clone() }
+}
+
+pub fn vocabulary(of: &Vocabulary) -> proto::Vocabulary {
+    proto::Vocabulary {
+        words: of.words.concat(),
+        lengths: of.words.iter().map(|word| word.len() as u32).collect(),
+        end_of_sequence: of.end_of_sequence.clone(),
     }
 }

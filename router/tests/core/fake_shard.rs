@@ -311,6 +311,13 @@ impl shard_server::Shard for Service {
         Ok(Response::new(proto::ConfigureReply::default()))
     }
 
+    async fn compile_grammar(
+        &self,
+        _: Request<proto::CompileGrammarRequest>,
+    ) -> Result<Response<proto::CompileGrammarReply>, Status> {
+        Ok(Response::new(proto::CompileGrammarReply::default()))
+    }
+
     async fn warmup(
         &self,
         request: Request<proto::WarmupRequest>,

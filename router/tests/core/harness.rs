@@ -85,6 +85,7 @@ impl Core {
             max_sequences: settings.max_sequences,
             max_model_len: Some(4096.min(settings.num_blocks * 16)),
             checkpoint_fingerprint: 0,
+            vocabulary: None,
         };
         let shutdown = CancellationToken::new();
         let dispatcher_settings = DispatcherSettings {
@@ -104,6 +105,7 @@ impl Core {
             max_sequences: settings.max_sequences,
             max_batch_tokens: 128,
             eos_token_ids: vec![2],
+            grammar_checks: None,
         };
         let front = Arc::new(Front::new(front, text, dispatcher));
         Self { folder, settings, shards: Vec::new(), front, shutdown, task }

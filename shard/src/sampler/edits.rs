@@ -1,9 +1,10 @@
-//! Penalties, logit bias and the min_tokens mask: the edits of single tokens.
+//! Penalties, logit bias, the grammar's mask and the min_tokens mask: what is done to single tokens.
 
-use super::SampleRow;
+use super::{Constraint, SampleRow};
 
 /// Applies the edits of one row to this rank's slice, whose first token is `first`, and notes in
-/// `edited` each token with the value that it had before.
+/// `edited` each token with the value that it had before. What a grammar forbids is not noted: it
+/// cannot be chosen, and so nobody asks for its value.
 pub(super) fn apply(
     row: &SampleRow<'_>,
     logits: &mut [f32],
@@ -15,8 +16,14 @@ pub(super) fn apply(
     for &(token, bias) in &row.sampling.logit_bias {
         slice.edit(token, |logit| logit + bias);
     }
+    let mut ends = false;
+    if let Constraint::Mask(mask) = row.constraint {
+        mask.apply(first, slice.logits);
+        ends = mask.ends();
+    }
     let generated = row.tokens.len().saturating_sub(row.prompt_len);
-    if generated < row.sampling.min_tokens as usize {
+    // A complete answer ends, be it shorter than asked for.
+    if generated < row.sampling.min_tokens as usize && !ends {
         for &token in &row.sampling.stop_token_ids {
             slice.edit(token, |_| f32::NEG_INFINITY);
         }

@@ -5,7 +5,7 @@ use trireme_kernels::Team;
 
 use super::row::{Row, each_row};
 use super::weight::{BLOCK, Scale, each_block, weights};
-use super::{SampleError, Sampling, gather};
+use super::{Constraint, SampleError, Sampling, gather};
 
 /// What this rank's slice of a row says.
 #[derive(Clone, Debug)]
@@ -26,11 +26,13 @@ pub(super) struct Best {
     /// `u32::MAX` if there is none.
     pub(super) token: u32,
     pub(super) has_nan: bool,
+    /// The row's grammar has no mask on this rank.
+    pub(super) broken: bool,
 }
 
 impl Default for Best {
     fn default() -> Self {
-        Self { value: f32::NEG_INFINITY, token: u32::MAX, has_nan: false }
+        Self { value: f32::NEG_INFINITY, token: u32::MAX, has_nan: false, broken: false }
     }
 }
 
@@ -119,7 +121,8 @@ fn survey(row: &mut Row<'_>) {
         local.top = largest(row.logits, row.first, sampling.top_logprobs);
     }
     row.local = local;
-    if sampling.has_edits() {
+    row.local.best.broken = matches!(row.request.constraint, Constraint::Broken);
+    if sampling.has_edits() || matches!(row.request.constraint, Constraint::Mask(_)) {
         row.edit();
         let best = best_of(row.logits, row.first);
         row.local.best = Best { has_nan: best.has_nan || raw.has_nan, ..best };
@@ -146,7 +149,7 @@ pub(super) fn best_of(logits: &[f32], first: u32) -> Best {
     let value = max.iter().chain(tail).fold(f32::NEG_INFINITY, |a, &b| if b > a { b } else { a });
     let index = logits.iter().position(|&logit| logit == value);
     let token = index.map_or(u32::MAX, |index| first + index as u32);
-    Best { value, token, has_nan }
+    Best { value, token, has_nan, broken: false }
 }
 
 /// `Σ e^(logit - max)`. Blocks are summed in f32 lanes, the blocks in f64.
@@ -203,7 +206,7 @@ impl LocalPeak {
 
     fn write(&self, top: usize, message: &mut Vec<u32>) {
         message.extend([
-            u32::from(self.best.has_nan),
+            u32::from(self.best.has_nan) | u32::from(self.best.broken) << 1,
             self.best.token,
             self.best.value.to_bits(),
             self.raw.to_bits(),
@@ -219,7 +222,12 @@ impl LocalPeak {
         let float = |at: usize| f32::from_bits(words[at]);
         let (top, _) = words[Self::FIXED_WORDS..].as_chunks::<2>();
         Self {
-            best: Best { has_nan: words[0] != 0, token: words[1], value: float(2) },
+            best: Best {
+                has_nan: words[0] & 1 != 0,
+                broken: words[0] & 2 != 0,
+                token: words[1],
+                value: float(2),
+            },
             raw: float(3),
             raw_max: float(4),
             raw_sum: float(5),
@@ -234,6 +242,9 @@ impl LocalPeak {
 
 /// Merges the slices in rank order.
 fn merge(slices: &[LocalPeak], top: usize) -> Result<Peak, SampleError> {
+    if slices.iter().any(|slice| slice.best.broken) {
+        return Err(SampleError::Grammar);
+    }
     if slices.iter().any(|slice| slice.best.has_nan) {
         return Err(SampleError::NotANumber);
     }

@@ -1,5 +1,8 @@
 //! How one sequence wants its tokens chosen.
 
+use std::sync::Arc;
+
+use trireme_grammar::{Grammar, Kind};
 use trireme_proto::shard::v1 as proto;
 
 use super::TOP_LOGPROBS_MAX;
@@ -36,6 +39,8 @@ pub struct Sampling {
     /// Before this many generated tokens, `stop_token_ids` are impossible.
     pub min_tokens: u32,
     pub stop_token_ids: Vec<u32>,
+    /// The generated tokens must match it.
+    pub grammar: Option<Arc<Grammar>>,
 }
 
 /// A parameter that no sequence may have.
@@ -64,6 +69,7 @@ impl Default for Sampling {
             top_logprobs: 0,
             min_tokens: 0,
             stop_token_ids: Vec::new(),
+            grammar: None,
         }
     }
 }
@@ -136,6 +142,21 @@ impl TryFrom<&proto::Sampling> for Sampling {
             top_logprobs: top_logprobs as usize,
             min_tokens: wire.min_tokens,
             stop_token_ids: wire.stop_token_ids.clone(),
+            grammar: wire.grammar.as_ref().map(|wire| grammar(wire).map(Arc::new)).transpose()?,
         })
     }
+}
+
+/// A grammar from the wire; its text is looked at when it is compiled.
+pub fn grammar(wire: &proto::Grammar) -> Result<Grammar, SamplingError> {
+    let kind = match wire.kind() {
+        proto::GrammarKind::JsonSchema => Kind::JsonSchema,
+        proto::GrammarKind::Regex => Kind::Regex,
+        proto::GrammarKind::Lark => Kind::Lark,
+        proto::GrammarKind::Unspecified => {
+            let value = wire.kind.to_string();
+            return Err(SamplingError { field: "grammar.kind", limit: "a known kind", value });
+        }
+    };
+    Ok(Grammar { kind, text: wire.text.clone() })
 }

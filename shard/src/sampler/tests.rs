@@ -4,15 +4,17 @@ mod choice;
 mod distribution;
 mod edges;
 mod logprobs;
+mod masks;
 mod reference;
 mod scores;
 
-use std::ops::Range;
+use std::{ops::Range, sync::Arc};
 
 use trireme_collectives::{CollectiveError, local};
+use trireme_grammar::Mask;
 use trireme_kernels::Team;
 
-use super::{SampleError, SampleRow, Sampled, Sampling, sample};
+use super::{Constraint, SampleError, SampleRow, Sampled, Sampling, sample};
 
 type Outcome = Vec<Result<Sampled, SampleError>>;
 
@@ -23,11 +25,21 @@ struct Case {
     sampling: Sampling,
     tokens: Vec<u32>,
     prompt_len: usize,
+    /// `None` in it: it could not be made.
+    mask: Option<Option<Arc<Mask>>>,
 }
 
 impl Case {
     fn new(logits: Vec<f32>, sampling: Sampling) -> Self {
-        Self { logits, sampling, tokens: vec![0; 7], prompt_len: 5 }
+        Self { logits, sampling, tokens: vec![0; 7], prompt_len: 5, mask: None }
+    }
+
+    fn constraint(&self) -> Constraint<'_> {
+        match &self.mask {
+            None => Constraint::Free,
+            Some(None) => Constraint::Broken,
+            Some(Some(mask)) => Constraint::Mask(mask),
+        }
     }
 
     fn greedy(logits: &[f32]) -> Self {
@@ -56,6 +68,7 @@ fn try_run(cases: &[Case], tp: usize, threads: usize) -> Vec<Result<Outcome, Col
                             sampling: &case.sampling,
                             tokens: &case.tokens,
                             prompt_len: case.prompt_len,
+                            constraint: case.constraint(),
                         })
                         .collect();
                     let mut logits: Vec<f32> = cases

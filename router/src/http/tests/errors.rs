@@ -135,10 +135,8 @@ async fn known_fields_that_are_not_built_are_refused_not_ignored() {
     for (path, field, value) in [
         (COMPLETIONS, "suffix", json!("tail")),
         (COMPLETIONS, "best_of", json!(2)),
-        (COMPLETIONS, "guided_regex", json!("a+")),
-        (COMPLETIONS, "structured_outputs", json!({"regex": "a"})),
         (COMPLETIONS, "use_beam_search", json!(true)),
-        (COMPLETIONS, "response_format", json!({"type": "json_object"})),
+        (COMPLETIONS, "response_format", json!({"type": "structural_tag"})),
         (CHAT, "tools", json!([{"type": "function"}])),
         (CHAT, "continue_final_message", json!(true)),
         (CHAT, "add_generation_prompt", json!(false)),

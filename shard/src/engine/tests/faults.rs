@@ -143,7 +143,7 @@ async fn a_panic_fails_the_shard_until_an_epoch_begins() {
 /// A client of the shard's gRPC server over the engine of `handle`.
 async fn serve_health(handle: &Handle, socket: &Path) -> HealthClient<Channel> {
     let identity = Arc::new(identity(0, Split { tp: 1, pp: 1 }));
-    let service = Service { engine: handle.clone(), identity };
+    let service = Service { engine: handle.clone(), identity, grammars: Arc::default() };
     let listener = UnixListener::bind(socket).expect("bind");
     tokio::spawn(server::listen(listener, service));
     let address = format!("unix:{}", socket.display());

@@ -7,7 +7,7 @@ fn sampled() -> Sampling {
 }
 
 /// Every kind of parameter alone, at its edges, and together.
-fn samplings() -> Vec<Sampling> {
+pub(super) fn samplings() -> Vec<Sampling> {
     let mut all = vec![Sampling::default(), sampled()];
     for temperature in [1e-5, 0.3, 0.7, 2.0, 100.0, 1e30] {
         all.push(Sampling { temperature: Some(temperature), ..sampled() });
@@ -45,6 +45,7 @@ fn cases(shape: Shape, vocab: usize, random: &mut Random) -> Vec<Case> {
             sampling: Sampling { seed: random.next(), ..sampling },
             tokens: (0..len).map(|_| random.below(vocab.min(6)) as u32).collect(),
             prompt_len: random.below(len + 1),
+            mask: None,
         }
     };
     samplings().into_iter().map(with).collect()

@@ -3,7 +3,7 @@
 use trireme_collectives::CollectiveError;
 use trireme_proto::shard::v1 as proto;
 
-use super::{Case, SampleError, SampleRow, Sampling, run, sample};
+use super::{Case, Constraint, SampleError, SampleRow, Sampling, run, sample};
 
 const INFINITY: f32 = f32::INFINITY;
 
@@ -34,6 +34,7 @@ fn penalties_are_those_of_transformers_and_openai() {
                 sampling: sampling.clone(),
                 tokens: tokens.to_vec(),
                 prompt_len,
+                mask: None,
             };
             let sampled = run(&[case], 2, 1).remove(0).expect("a token");
             assert_eq!(sampled.token, expected, "{raw} must become {becomes}: {sampling:?}");
@@ -105,7 +106,9 @@ fn no_rows_need_no_collective_and_a_wrong_shape_is_refused() {
     assert!(run(&[], 2, 1).is_empty());
     let mut world = trireme_collectives::local::worlds(1, 1).remove(0);
     let sampling = Sampling::default();
-    let row = SampleRow { sequence: 1, sampling: &sampling, tokens: &[1], prompt_len: 1 };
+    let constraint = Constraint::Free;
+    let row =
+        SampleRow { sequence: 1, sampling: &sampling, tokens: &[1], prompt_len: 1, constraint };
     let team = trireme_kernels::Team::new(1);
     let outcome = sample(&[row], &mut [0.0; 5], 0..4, &mut *world.tensor, &team);
     match outcome {

@@ -112,6 +112,7 @@ impl Group {
             epoch: EPOCH,
             collective: Some(collective),
             step_deadline_ms: STEP_DEADLINE.as_millis() as u32,
+            vocabulary: None,
         };
         group
             .each(|mut rank| {

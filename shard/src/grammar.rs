@@ -1,0 +1,114 @@
+//! Grammars on the last stage: compiled beside the steps, asked for masks while the forward runs.
+//!
+//! Every rank of the stage keeps its own matchers and advances them with the tokens that all of
+//! them sampled. A matcher is a function of grammar and tokens, so the ranks agree without talking,
+//! and one that is lost (preemption, a restart) is made again from the tokens.
+
+mod masks;
+
+use std::{
+    sync::{Arc, Mutex, PoisonError},
+    thread,
+    time::{Duration, Instant},
+};
+
+use tokio::sync::{Semaphore, oneshot};
+use trireme_grammar::{Compiler, Grammar, GrammarError, Matcher, Vocabulary};
+use trireme_proto::shard::v1 as proto;
+
+pub use masks::{Masks, StepMasks};
+
+/// Compilers recurse over the grammar; its depth is bounded by what this holds.
+const STACK_BYTES: usize = 16 << 20;
+
+/// The compiler of the epoch's vocabulary, shared by calls and steps.
+pub struct Grammars {
+    state: Mutex<State>,
+    /// One grammar at a time is compiled ahead: the cores are the steps'.
+    turn: Semaphore,
+}
+
+#[derive(Default)]
+struct State {
+    vocabulary: Option<Arc<Vocabulary>>,
+    /// Made with the first grammar.
+    compiler: Option<Arc<Compiler>>,
+}
+
+impl Default for Grammars {
+    fn default() -> Self {
+        Self { state: Mutex::default(), turn: Semaphore::new(1) }
+    }
+}
+
+impl Grammars {
+    /// What is compiled stays, unless the vocabulary is another one.
+    pub fn set_vocabulary(&self, vocabulary: Option<Vocabulary>) {
+        let mut state = self.lock();
+        if state.vocabulary.as_deref() != vocabulary.as_ref() {
+            *state = State { vocabulary: vocabulary.map(Arc::new), compiler: None };
+        }
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A matcher at the start of an answer; compiles where it must.
+    ///
+    /// # Errors
+    /// There is no vocabulary, or the grammar is beyond the limits.
+    pub fn matcher(&self, grammar: &Grammar) -> Result<Matcher, GrammarError> {
+        self.compiler()?.compile(grammar)
+    }
+
+    fn compiler(&self) -> Result<Arc<Compiler>, GrammarError> {
+        let mut state = self.lock();
+        if let Some(compiler) = &state.compiler {
+            return Ok(compiler.clone());
+        }
+        let vocabulary = state.vocabulary.clone().ok_or(GrammarError::NoVocabulary)?;
+        let compiler = Arc::new(Compiler::new(&vocabulary)?);
+        state.compiler = Some(compiler.clone());
+        Ok(compiler)
+    }
+
+    /// Compiles ahead of the first sequence, on a thread of its own; how long that took.
+    ///
+    /// # Errors
+    /// As [`Self::matcher`].
+    pub async fn prepare(self: Arc<Self>, grammar: Grammar) -> Result<Duration, GrammarError> {
+        let failed = |cause: String| GrammarError::Invalid(format!("it was not compiled: {cause}"));
+        let this = self.clone();
+        let _turn = self.turn.acquire().await.map_err(|error| failed(error.to_string()))?;
+        let (done, result) = oneshot::channel();
+        let work = move || {
+            let start = Instant::now();
+            // The caller may have gone; what was compiled is kept all the same.
+            drop(done.send(this.matcher(&grammar).map(|_| start.elapsed())));
+        };
+        let thread = thread::Builder::new().name("grammar".into()).stack_size(STACK_BYTES);
+        thread.spawn(work).map_err(|error| failed(error.to_string()))?;
+        result.await.map_err(|_| failed("its thread ended".to_owned()))?
+    }
+}
+
+/// A vocabulary from the wire, or what is wrong with it.
+pub fn vocabulary(wire: &proto::Vocabulary) -> Result<Vocabulary, String> {
+    let mut rest = wire.words.as_slice();
+    let mut words = Vec::with_capacity(wire.lengths.len());
+    for &length in &wire.lengths {
+        let (word, later) = rest.split_at_checked(length as usize).ok_or_else(|| {
+            format!("vocabulary.lengths: more than the {} bytes of words", wire.words.len())
+        })?;
+        words.push(word.to_vec());
+        rest = later;
+    }
+    if !rest.is_empty() {
+        return Err(format!("vocabulary.lengths: {} bytes of words are no id's", rest.len()));
+    }
+    if let Some(id) = wire.end_of_sequence.iter().find(|id| **id as usize >= words.len()) {
+        return Err(format!("vocabulary.end_of_sequence: {id}, but there are {} ids", words.len()));
+    }
+    Ok(Vocabulary { words, end_of_sequence: wire.end_of_sequence.clone() })
+}
