@@ -31,6 +31,7 @@ fn both_styles_give_the_same_model() {
         "llama3-like",
         "mistral-like",
         "mixtral-like",
+        "phi3-like",
         "qwen2-like",
         "qwen3-like",
         "qwen3-moe-like",

@@ -5,6 +5,7 @@
 use crate::{
     CheckpointError, ModelConfig,
     buffers::is_buffer,
+    fused,
     rows::RowOrder,
     tensor_index::{NamedTensor, StoredTensor, describe_shape},
     weight_files::WeightFile,
@@ -68,7 +69,9 @@ impl Layout {
         let mut named = Vec::with_capacity(tensors.len());
         for tensor in tensors.drain(..).filter(|tensor| !is_buffer(&tensor.name)) {
             if self == Self::HuggingFace {
-                named.push((tensor.name.clone(), RowOrder::HuggingFace, tensor));
+                let parts = fused::take_apart(file.path(), tensor.name.clone(), tensor, model)?;
+                let parts = parts.into_iter();
+                named.extend(parts.map(|(name, view)| (name, RowOrder::HuggingFace, view)));
                 continue;
             }
             let (layer, part, kind) = match split_layer(bare(&tensor.name)) {

@@ -23,7 +23,9 @@ mod fingerprint;
 #[cfg(test)]
 mod fixtures;
 mod format;
+mod fused;
 mod gguf;
+mod gguf_config;
 mod gguf_metadata;
 mod gguf_model;
 mod json_file;

@@ -253,31 +253,34 @@ fn expert_tensors(model: &ModelConfig, expert: usize) -> Vec<TensorSpec> {
     gated_mlp(model.hidden_size, experts.width, Part::ExpertMlp, &names).into()
 }
 
-/// The Hugging Face name of a GGUF tensor of architecture `llama`
-/// (gguf-py `tensor_mapping.py`); none if the family does not have it.
-pub(crate) fn from_gguf(name: &str) -> Option<String> {
-    let fixed = match name {
-        "token_embd.weight" => Some(EMBEDDING),
-        "output_norm.weight" => Some("model.norm.weight"),
-        "output.weight" => Some(HEAD),
-        _ => None,
-    };
-    if let Some(name) = fixed {
-        return Some(name.to_owned());
+#[cfg(test)]
+mod tests {
+    use std::fs;
+
+    use super::*;
+    use crate::{Checkpoint, Split, checkpoint::tests::whole, fixtures::fixture};
+
+    /// Made-up weights have the tensors of the files, norms that do nothing, and biases of zero.
+    #[test]
+    fn made_up_weights_have_every_tensor() {
+        for folder in fs::read_dir(fixture("models")).unwrap() {
+            let path = folder.unwrap().path();
+            let (real, dummy) =
+                (Checkpoint::open(&path).unwrap(), Checkpoint::dummy(&path, 7).unwrap());
+            assert_eq!(real.parameters(), dummy.parameters(), "{}", path.display());
+            let model = dummy.model();
+            assert_eq!(real.model(), model);
+            for TensorSpec { name, shape, .. } in tensors(model) {
+                let (real, dummy) = (whole(&real, &name), whole(&dummy, &name));
+                assert_eq!(real.len(), dummy.len(), "{name}");
+                let neutral =
+                    if name.ends_with(".bias") || model.layer.norms_add_one { 0.0 } else { 1.0 };
+                let is_neutral = dummy.iter().all(|&value| value == neutral);
+                assert_eq!(is_neutral, shape.len() == 1, "{name}");
+            }
+            // One rank holds the whole model.
+            let numbers = RankNumbers::of(model, &Split { tp: 1, pp: 1 }.slice(model, 0));
+            assert_eq!(numbers.matrices + numbers.vectors, real.parameters(), "{}", path.display());
+        }
     }
-    let (layer, part) = name.strip_prefix("blk.")?.split_once('.')?;
-    let layer: usize = layer.parse().ok()?;
-    let part = match part.strip_suffix(".weight")? {
-        "attn_norm" => "input_layernorm",
-        "attn_q" => "self_attn.q_proj",
-        "attn_k" => "self_attn.k_proj",
-        "attn_v" => "self_attn.v_proj",
-        "attn_output" => "self_attn.o_proj",
-        "ffn_norm" => "post_attention_layernorm",
-        "ffn_gate" => "mlp.gate_proj",
-        "ffn_up" => "mlp.up_proj",
-        "ffn_down" => "mlp.down_proj",
-        _ => return None,
-    };
-    Some(format!("model.layers.{layer}.{part}.weight"))
 }

@@ -190,6 +190,36 @@ mod tests {
 
     const POSITIONS: usize = 128;
 
+    // `_compute_yarn_parameters`, the ramp's ends rounded and not.
+    const YARN: &[(usize, f64)] = &[
+        (0, 1.0),
+        (20, 0.01333521432163324),
+        (23, 0.006978305848598663),
+        (24, 0.005375321490790102),
+        (35, 0.0002462584069089387),
+        (39, 6.490394320837028e-05),
+        (63, 3.102344401879299e-07),
+    ];
+    const YARN_UNROUNDED: &[(usize, f64)] = &[
+        (0, 1.0),
+        (5, 0.21988085591972237),
+        (10, 0.04046660896647828),
+        (15, 0.006827481301891265),
+        (20, 0.0015811388300841895),
+        (31, 6.66760716081662e-05),
+    ];
+
+    fn yarn(factor: f64, context: usize, truncate: bool) -> RopeScaling {
+        RopeScaling::Yarn {
+            factor,
+            original_max_position_embeddings: context,
+            beta_fast: 32.0,
+            beta_slow: 1.0,
+            truncate,
+            attention_factor: 1.25,
+        }
+    }
+
     fn check(theta: f64, head_dim: usize, scaling: RopeScaling, expected: &[(usize, f64)]) {
         let mut model = model();
         (model.rope_theta, model.rope_scaling) = (theta, scaling);
@@ -213,11 +243,47 @@ mod tests {
             original_max_position_embeddings: 8192,
         };
         check(5e5, 128, llama31, LLAMA31);
+        check(1e6, 128, yarn(4.0, 32768, true), YARN);
+        check(1e4, 64, yarn(2.0, 512, false), YARN_UNROUNDED);
         check(
             1e4,
             4,
             RopeScaling::PerFrequency { divisors: vec![1.0, 8.0] },
             &[(0, 1.0), (1, 0.00125)],
         );
+    }
+
+    #[test]
+    fn longrope_follows_the_longest_context_served() {
+        let rope_scaling = RopeScaling::LongRope {
+            short_factors: vec![1.0, 2.0],
+            long_factors: vec![4.0, 8.0],
+            original_max_position_embeddings: POSITIONS,
+            attention_factor: 1.5,
+        };
+        // Of a head of six, four dimensions are rotated.
+        let model =
+            ModelConfig { rope_theta: 100.0, rope_scaling, head_dim: 6, rotary_dim: 4, ..model() };
+        for (positions, expected) in [(POSITIONS, [1.0, 0.05]), (POSITIONS + 1, [0.25, 0.0125])] {
+            let Rotation { inverse_frequencies, magnitude } = model.rotation(positions);
+            assert_eq!(magnitude, 1.5);
+            assert_eq!(inverse_frequencies.len(), 2);
+            for (found, expected) in inverse_frequencies.iter().zip(expected) {
+                assert!((found - expected).abs() < 1e-15, "{positions}: {found}");
+            }
+        }
+    }
+
+    #[test]
+    fn sliding_layers_rotate_by_their_own_base_unscaled() {
+        let sliding =
+            crate::SlidingWindow { window: 8, layers: vec![true; 30], rope_theta: Some(1e4) };
+        let layer = crate::LayerConfig { sliding: Some(sliding), ..Default::default() };
+        let rope_scaling = RopeScaling::Linear { factor: 8.0 };
+        let model = ModelConfig { layer, rope_scaling, rope_theta: 1e6, ..model() };
+        let found = model.sliding_rotation().unwrap();
+        let error = (found.inverse_frequencies[1] - PLAIN[1].1).abs();
+        assert!(found.magnitude == 1.0 && error < 1e-15, "{found:?}");
+        assert_eq!(crate::config::tests::model().sliding_rotation(), None);
     }
 }

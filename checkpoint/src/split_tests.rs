@@ -1,5 +1,5 @@
 use super::*;
-use crate::config::tests::model;
+use crate::{ExpertConfig, Family, RankNumbers, config::tests::model, manifest::tensors};
 
 fn ranges<T>(model: &ModelConfig, split: Split, of: impl Fn(&RankSlice) -> T) -> Vec<T> {
     (0..split.tp * split.pp).map(|rank| of(&split.slice(model, rank))).collect()
@@ -64,6 +64,39 @@ fn every_legal_split_partitions_the_model() {
         }
         assert_eq!(legal, heads * 5, "every tp up to the heads, every pp up to the layers");
     }
+}
+
+/// Experts are cut inside, like one MLP; a rank holds its part of each.
+#[test]
+fn experts_are_cut_inside() {
+    let experts = ExpertConfig {
+        count: 8,
+        per_token: 2,
+        width: 48,
+        renormalise: true,
+        dense_layers: vec![1],
+    };
+    let model = ModelConfig { family: Family::Qwen3Moe, experts: Some(experts), ..shaped(8, 2, 3) };
+    for tp in 1..=8 {
+        let parts = ranges(&model, Split { tp, pp: 1 }, |slice| slice.expert_mlp.clone());
+        check_partition(&parts, 48, &format!("tp {tp}"));
+    }
+    // Numbers of all ranks: what is whole on every rank (norms, routers) is there twice.
+    let numbers = |tp| {
+        let slices = ranges(&model, Split { tp, pp: 1 }, RankSlice::clone);
+        let ranks = slices.iter().map(|slice| RankNumbers::of(&model, slice));
+        ranks.fold((0, 0), |sum, rank| (sum.0 + rank.matrices, sum.1 + rank.vectors))
+    };
+    let (matrices, vectors) = numbers(1);
+    assert_eq!(numbers(2), (matrices + 2 * 8 * 576, 2 * vectors));
+    let all: usize = tensors(&model).iter().map(|spec| spec.shape.iter().product::<usize>()).sum();
+    assert_eq!(matrices + vectors, all as u64);
+    let narrow = ModelConfig {
+        experts: model.experts.clone().map(|experts| ExpertConfig { width: 3, ..experts }),
+        ..model
+    };
+    let refused = Split { tp: 4, pp: 1 }.check(&narrow).unwrap_err().to_string();
+    assert!(refused.contains("tp is 4, but there are 3 columns of an expert"), "{refused}");
 }
 
 #[test]

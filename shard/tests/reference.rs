@@ -181,6 +181,23 @@ fn check(path: &str, splits: &[(usize, usize)]) {
     }
 }
 
+/// TP from 1 to 8 and PP from 1 to the layers, where the model can be split so.
+#[test]
+fn the_widest_and_deepest_splits() {
+    let mut checked = 0;
+    for path in folders("models").iter().map(|path| fixture(path)) {
+        let expected = Expected::beside(&path);
+        let checkpoint = Checkpoint::open(&path).expect("open");
+        let layers = checkpoint.model().layers;
+        let all = (1..=8).flat_map(|tp| (1..=layers).map(move |pp| Split { tp, pp }));
+        for split in all.filter(|split| split.check(checkpoint.model()).is_ok()) {
+            check_logits(&Model::open(&path, split.tp, split.pp), &expected);
+            checked += 1;
+        }
+    }
+    assert!(checked > 180, "{checked} splits");
+}
+
 /// A format decides what is read, not what is computed: logits say whether each rank read its part,
 /// and tokens are generated in the widest split alone. Where the values and the rotary frequencies
 /// are a model's, so are the logits, bit by bit.
@@ -204,7 +221,7 @@ fn check_format(path: &str) {
 #[test]
 fn every_model_in_every_split() {
     let models = folders("models");
-    assert!(models.len() >= 9, "{models:?}");
+    assert!(models.len() >= 10, "{models:?}");
     for path in &models {
         let mut splits = splits(path);
         let layers = Model::open(&fixture(path), 1, 1).config.layers;
@@ -218,19 +235,22 @@ fn every_model_in_every_split() {
 #[test]
 fn every_format_in_every_split() {
     let formats = folders("formats");
-    assert!(formats.len() >= 25, "{formats:?}");
+    assert!(formats.len() >= 34, "{formats:?}");
     formats.iter().for_each(|path| check_format(path));
 }
 
 /// A sequence's numbers do not depend on its neighbours, nor on where its prompt was cut.
 #[test]
 fn a_batch_equals_single_runs() {
-    let expected = Expected::beside(&fixture("models/smollm-like"));
-    let model = Model::open(&fixture("models/smollm-like"), 2, 1);
-    let batched = generate(&model, &expected.prompts, 1000);
-    for (prompt, output) in expected.prompts.iter().zip(&batched) {
-        let alone = generate(&model, std::slice::from_ref(prompt), 1000);
-        assert_eq!(&alone[0], output, "{}", prompt.name);
+    for name in ["smollm-like", "qwen3-moe-like", "gemma3-like"] {
+        let path = fixture(&format!("models/{name}"));
+        let expected = Expected::beside(&path);
+        let model = Model::open(&path, 2, 1);
+        let batched = generate(&model, &expected.prompts, 1000);
+        for (prompt, output) in expected.prompts.iter().zip(&batched) {
+            let alone = generate(&model, std::slice::from_ref(prompt), 1000);
+            assert_eq!(&alone[0], output, "{name} {}", prompt.name);
+        }
     }
 }
 

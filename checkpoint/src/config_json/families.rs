@@ -241,3 +241,7 @@ fn dense_layers(fields: &Fields<'_>, layers: usize) -> Result<Vec<usize>, Checkp
     };
     Ok((0..layers).filter(is_dense).collect())
 }
+
+#[cfg(test)]
+#[path = "families_tests.rs"]
+mod tests;

@@ -123,7 +123,7 @@ impl Report {
             "files": d.files, "dtypes": d.dtypes,
             "layers": m.layers, "hidden_size": m.hidden_size,
             "intermediate_size": m.intermediate_size, "heads": m.heads, "kv_heads": m.kv_heads,
-            "head_dim": m.head_dim, "vocab_size": m.vocab_size,
+            "head_dim": m.head_dim, "experts": m.experts, "vocab_size": m.vocab_size,
             "max_position_embeddings": m.max_position_embeddings,
             "tied_embeddings": m.tied_embeddings, "eos_token_ids": m.eos_token_ids,
             "dtype": self.dtype, "kv_dtype": self.kv_dtype,
@@ -172,6 +172,10 @@ impl Report {
             format!("vocabulary  {}{tied}", m.vocab_size),
             format!("context     {} tokens", m.max_position_embeddings),
         ]);
+        lines.extend(m.experts.iter().map(|experts| {
+            let (count, width) = (experts.count, experts.width);
+            format!("experts     {count} of width {width}, {} for a token", experts.per_token)
+        }));
         lines
     }
 

@@ -2,6 +2,7 @@
 
 use std::{
     path::{Path, PathBuf},
+    sync::atomic::{AtomicU64, Ordering},
     thread,
 };
 
@@ -81,7 +82,12 @@ impl Model {
             socket: PathBuf::new(),
             kv_cache_memory: None,
         };
-        server::load(&config, &Status::default()).expect("load")
+        let status = Status::default();
+        let runner = server::load(&config, &status).expect("load");
+        let bytes = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+        let (loaded, total) = (bytes(&status.bytes_loaded), bytes(&status.bytes_total));
+        assert_eq!(loaded, total, "{} rank {rank}: bytes loaded, bytes promised", self.name());
+        runner
     }
 }
 
