@@ -1,14 +1,10 @@
 //! What turns text to ids and back, and conversations to text.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
-use serde_json::{Map, Value};
-use tokenizers::Tokenizer;
+use tokenizers::{Encoding, Model, Token, Tokenizer};
 
-use crate::{
-    CheckpointError,
-    json_file::{read_object, read_text},
-};
+use crate::CheckpointError;
 
 /// Tokenizer and chat templates of a model.
 pub struct TextSources {
@@ -16,11 +12,15 @@ pub struct TextSources {
     pub tokenizer: Tokenizer,
     pub bos_token: Option<String>,
     pub eos_token: Option<String>,
+    /// Further tokens that end an answer, where the tokenizer's format tells.
+    pub end_tokens: Vec<String>,
+    /// `(name, token)` of further special tokens, as `pad_token`.
+    pub special_tokens: Vec<(String, String)>,
     /// `(name, source)`; the unnamed one is "default".
     pub chat_templates: Vec<(String, String)>,
     pub vocab_size: usize,
-    /// The same tokenizer, to which a special token's text is text.
-    plain: Tokenizer,
+    /// One more than the last id of the tokenizer's model, without added tokens.
+    pub(crate) model_ids: u32,
 }
 
 impl TextSources {
@@ -32,13 +32,14 @@ impl TextSources {
         let truncation = tokenizer.with_truncation(None);
         debug_assert!(truncation.is_ok(), "no truncation is always accepted");
         tokenizer.set_encode_special_tokens(false);
-        let mut plain = tokenizer.clone();
-        plain.set_encode_special_tokens(true);
+        let last = tokenizer.get_model().get_vocab().into_values().max();
         Self {
+            model_ids: last.map_or(0, |id| id + 1),
             tokenizer,
-            plain,
             bos_token: None,
             eos_token: None,
+            end_tokens: Vec::new(),
+            special_tokens: Vec::new(),
             chat_templates: Vec::new(),
             vocab_size,
         }
@@ -53,8 +54,15 @@ impl TextSources {
         add_special: bool,
         parse_special: bool,
     ) -> Result<Vec<u32>, CheckpointError> {
-        let tokenizer = if parse_special { &self.tokenizer } else { &self.plain };
-        match tokenizer.encode_fast(text, add_special) {
+        let encoding = match parse_special {
+            true => self.tokenizer.encode_fast(text, add_special),
+            false => self.encode_parts(&[(text, false)]).and_then(|ids| {
+                let tokens = ids.into_iter().map(|id| Token::new(id, String::new(), (0, 0)));
+                let encoding = Encoding::from_tokens(tokens.collect(), 0);
+                self.tokenizer.post_process(encoding, None, add_special)
+            }),
+        };
+        match encoding {
             Ok(encoding) => Ok(encoding.get_ids().to_vec()),
             Err(error) => {
                 let (bytes, detail) = (text.len(), error.to_string());
@@ -63,30 +71,18 @@ impl TextSources {
         }
     }
 
-    /// From tokenizer.json, tokenizer_config.json and chat_template.jinja.
-    pub(crate) fn from_folder(folder: &Path, vocab_size: usize) -> Result<Self, CheckpointError> {
-        let path = folder.join("tokenizer.json");
-        if !path.exists() {
-            return Err(no_tokenizer(folder));
-        }
-        let tokenizer = Tokenizer::from_file(&path).map_err(|error| {
-            CheckpointError::Tokenizer { path: path.clone(), detail: error.to_string() }
-        })?;
-        let mut text = Self::new(tokenizer, vocab_size);
-        text.check_vocabulary(&path)?;
-        let config_path = folder.join("tokenizer_config.json");
-        if config_path.exists() {
-            let config = read_object(&config_path)?;
-            text.bos_token = token(&config_path, &config, "bos_token")?;
-            text.eos_token = token(&config_path, &config, "eos_token")?;
-            text.chat_templates = templates(&config_path, &config)?;
-        }
-        // A template of its own file replaces the one in the config, as transformers has it.
-        let template_path = folder.join("chat_template.jinja");
-        if template_path.exists() {
-            text.set_template("default", read_text(&template_path)?);
-        }
-        Ok(text)
+    /// Ids of the tokens that end an answer, as far as the tokenizer's files tell.
+    pub fn end_token_ids(&self) -> Vec<u32> {
+        let tokens = self.eos_token.iter().chain(&self.end_tokens);
+        tokens.filter_map(|token| self.tokenizer.token_to_id(token)).collect()
+    }
+
+    /// Tokens that structure a conversation, which what users write must not become: the special
+    /// ones, and those that have their form (`<|User|>`) though the tokenizer takes them for text.
+    pub fn control_tokens(&self) -> Vec<String> {
+        let added = self.tokenizer.get_added_tokens_decoder().into_values();
+        let control = added.filter(|token| token.special || has_control_form(&token.content));
+        control.map(|token| token.content).filter(|token| !token.trim().is_empty()).collect()
     }
 
     pub(crate) fn set_template(&mut self, name: &str, source: String) {
@@ -96,8 +92,8 @@ impl TextSources {
 
     /// No id of the tokenizer is beyond the embedding.
     pub(crate) fn check_vocabulary(&self, path: &Path) -> Result<(), CheckpointError> {
-        let largest = self.tokenizer.get_vocab(true).into_values().max();
-        match largest {
+        let added = self.tokenizer.get_added_tokens_decoder().into_keys().max();
+        match self.model_ids.checked_sub(1).max(added) {
             Some(id) if id as usize >= self.vocab_size => {
                 let size = self.vocab_size;
                 let detail = format!("it has ids up to {id}, but the model's vocab_size is {size}");
@@ -112,56 +108,10 @@ impl TextSources {
     }
 }
 
-fn no_tokenizer(folder: &Path) -> CheckpointError {
-    let other = folder.join("tokenizer.model");
-    if other.exists() {
-        let format = "sentencepiece or tiktoken model without tokenizer.json".to_owned();
-        return CheckpointError::UnsupportedFormat { path: other, format };
-    }
-    let (what, looked_for) = ("tokenizer", "tokenizer.json".to_owned());
-    CheckpointError::NotFound { path: PathBuf::from(folder), what, looked_for }
-}
-
-fn refuse(path: &Path, field: &str, expected: &str, found: &Value) -> CheckpointError {
-    CheckpointError::Field {
-        path: path.to_owned(),
-        field: field.to_owned(),
-        expected: expected.to_owned(),
-        found: found.to_string(),
-    }
-}
-
-/// A token written as a string or as an object with its `content`.
-fn token(
-    path: &Path,
-    config: &Map<String, Value>,
-    field: &str,
-) -> Result<Option<String>, CheckpointError> {
-    let Some(value) = config.get(field).filter(|value| !value.is_null()) else { return Ok(None) };
-    let text = value.as_str().or_else(|| value.get("content").and_then(Value::as_str));
-    let expected = "a token as a string, or an object with its content";
-    text.map(|text| Some(text.to_owned())).ok_or_else(|| refuse(path, field, expected, value))
-}
-
-/// `chat_template`: one source, or a list of `{name, template}`.
-fn templates(
-    path: &Path,
-    config: &Map<String, Value>,
-) -> Result<Vec<(String, String)>, CheckpointError> {
-    let expected = "a template, or a list of objects with name and template";
-    let named = |value: &Value| {
-        let part = |key| value.get(key).and_then(Value::as_str).map(str::to_owned);
-        match (part("name"), part("template")) {
-            (Some(name), Some(template)) => Ok((name, template)),
-            _ => Err(refuse(path, "chat_template", expected, value)),
-        }
-    };
-    match config.get("chat_template") {
-        None | Some(Value::Null) => Ok(Vec::new()),
-        Some(Value::String(source)) => Ok(vec![("default".to_owned(), source.clone())]),
-        Some(Value::Array(list)) => list.iter().map(named).collect(),
-        Some(other) => Err(refuse(path, "chat_template", expected, other)),
-    }
+/// `<|…|>`, also with the full-width bars of DeepSeek.
+fn has_control_form(token: &str) -> bool {
+    let (open, close) = (["<|", "<\u{FF5C}"], ["|>", "\u{FF5C}>"]);
+    open.iter().any(|open| token.starts_with(open)) && close.iter().any(|end| token.ends_with(end))
 }
 
 #[cfg(test)]

@@ -1,11 +1,10 @@
-//! `tokenizer.ggml.model = gpt2`: byte-level BPE. `tokenizer.ggml.pre` names how text is cut before
-//! (llama.cpp `llama-vocab.cpp`, `llm_tokenizer_bpe`); an unknown name is refused, since a wrong
-//! cut gives other ids without a word.
+//! Byte-level BPE: what its files have in common.
+
+use std::{collections::HashMap, path::Path};
 
 use tokenizers::{
     Tokenizer,
-    models::bpe::Merges,
-    normalizers::NFC,
+    models::bpe::{BPE, Merges, Vocab},
     pre_tokenizers::{
         byte_level::ByteLevel,
         sequence::Sequence,
@@ -14,85 +13,80 @@ use tokenizers::{
     tokenizer::SplitDelimiterBehavior,
 };
 
-use crate::{
-    CheckpointError,
-    tokenizer_gguf::{Built, Vocabulary},
-};
+use crate::{CheckpointError, tokenizer_vocabulary::refuse};
 
-const PRE: &str = "tokenizer.ggml.pre";
-const MERGES: &str = "tokenizer.ggml.merges";
+/// How Llama 3 cuts a text.
+pub(crate) const LLAMA3: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
+/// A hostile file's longest tokens must not cost the square of their length; real ones have 128 bytes.
+const LONGEST_MERGED_BYTES: usize = 1024;
 
-/// GPT-2's words, with their leading space.
-const WORDS: &str = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+";
-const LLAMA3: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
-const QWEN2: &str = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+";
-const PUNCTUATION: &str = r"[\p{P}\$\+<=>\^~\|]+";
-
-/// How one value of `tokenizer.ggml.pre` cuts: each expression cuts the pieces of the one before.
-struct Cut {
-    expressions: &'static [&'static str],
-    /// A piece that is a token is that token, whatever its merges would give.
-    ignore_merges: bool,
-    add_bos: bool,
-    /// Canonical composition first, as the model's tokenizer.json has it.
-    compose: bool,
-}
-
-impl Cut {
-    const fn plain(expressions: &'static [&'static str]) -> Self {
-        Self { expressions, ignore_merges: false, add_bos: false, compose: false }
-    }
-
-    fn named(pre: &str) -> Option<Self> {
-        Some(match pre {
-            "default" => Self::plain(&[PUNCTUATION, WORDS, r"\p{N}+", "[0-9][0-9][0-9]"]),
-            "gpt-2" | "phi-2" | "mpt" | "olmo" => Self::plain(&[WORDS]),
-            "smollm" | "starcoder" | "refact" | "command-r" | "codeshell" => {
-                Self::plain(&[r"\p{N}", WORDS])
-            }
-            "llama-bpe" | "llama3" | "llama-v3" => {
-                Self { ignore_merges: true, add_bos: true, ..Self::plain(&[LLAMA3]) }
-            }
-            "qwen2" | "deepseek-r1-qwen" => Self { compose: true, ..Self::plain(&[QWEN2]) },
-            _ => return None,
-        })
-    }
-}
-
-pub(crate) fn build(vocabulary: &Vocabulary) -> Result<Built, CheckpointError> {
-    let metadata = vocabulary.metadata;
-    let pre = metadata.text(PRE)?.unwrap_or("default");
-    let Some(cut) = Cut::named(pre) else {
-        let expected = "one of: default, gpt-2, smollm, llama-bpe, qwen2 and their aliases \
-                        (others are not supported yet)";
-        return Err(metadata.refuse(PRE, expected, format!("{pre:?}")));
-    };
-    let mut merges = Merges::new();
-    for line in metadata.needed(MERGES, metadata.texts(MERGES)?)? {
-        // A token of byte-level BPE spells a space as another character.
-        let Some((left, right)) = line.split_once(' ') else {
-            let expected = "two tokens with a space between in each entry";
-            return Err(metadata.refuse(MERGES, expected, format!("{line:?}")));
-        };
-        merges.push((left.to_owned(), right.to_owned()));
-    }
-    let model = vocabulary.model(merges, |builder| builder.ignore_merges(cut.ignore_merges))?;
-    let failed = |error: tokenizers::Error| CheckpointError::Tokenizer {
-        path: metadata.path().to_owned(),
-        detail: error.to_string(),
-    };
+/// A tokenizer that cuts with each expression in turn, then joins bytes.
+pub(crate) fn byte_level(model: BPE, expressions: &[&str]) -> Result<Tokenizer, tokenizers::Error> {
     let mut steps = Vec::new();
-    for &expression in cut.expressions {
+    for &expression in expressions {
         let pattern = SplitPattern::Regex(expression.to_owned());
-        let split = Split::new(pattern, SplitDelimiterBehavior::Isolated, false);
-        steps.push(split.map_err(failed)?.into());
+        steps.push(Split::new(pattern, SplitDelimiterBehavior::Isolated, false)?.into());
     }
     steps.push(ByteLevel::new(false, true, false).into());
     let mut tokenizer = Tokenizer::new(model);
-    if cut.compose {
-        tokenizer.with_normalizer(Some(NFC)).map_err(failed)?;
-    }
     tokenizer.with_pre_tokenizer(Some(Sequence::new(steps)));
     tokenizer.with_decoder(Some(ByteLevel::default()));
-    Ok(Built { tokenizer, add_bos: cut.add_bos })
+    Ok(tokenizer)
+}
+
+/// A tokenizer as tiktoken has it: tokens in the order in which their parts join, and a piece that
+/// is a token is that token. `tokens` is by rank; `other` tokens have the ids before them.
+pub(crate) fn from_ranks(
+    path: &Path,
+    tokens: &[Vec<u8>],
+    other: &[String],
+    expression: &str,
+) -> Result<Tokenizer, CheckpointError> {
+    let ranks: HashMap<&[u8], usize> =
+        tokens.iter().enumerate().map(|(rank, token)| (token.as_slice(), rank)).collect();
+    if ranks.len() != tokens.len() {
+        return Err(refuse(path, "its vocabulary has a token twice"));
+    }
+    for byte in 0..=255u8 {
+        if !ranks.contains_key([byte].as_slice()) {
+            return Err(refuse(path, format!("its vocabulary has no token for the byte {byte}")));
+        }
+    }
+    let stand_ins = stand_ins();
+    let spell =
+        |bytes: &[u8]| -> String { bytes.iter().map(|byte| stand_ins[*byte as usize]).collect() };
+    let mut pairs = Vec::new();
+    for (rank, token) in
+        tokens.iter().enumerate().filter(|(_, token)| token.len() <= LONGEST_MERGED_BYTES)
+    {
+        for (left, right) in (1..token.len()).map(|cut| token.split_at(cut)) {
+            if let (Some(&left), Some(&right)) = (ranks.get(left), ranks.get(right)) {
+                pairs.push((rank, left, right));
+            }
+        }
+    }
+    pairs.sort_unstable();
+    let merge =
+        |(_, left, right): (usize, usize, usize)| (spell(&tokens[left]), spell(&tokens[right]));
+    let merges: Merges = pairs.into_iter().map(merge).collect();
+    let spelled = tokens.iter().map(|token| spell(token));
+    let mut vocab = Vocab::default();
+    for (id, token) in (0u32..).zip(other.iter().cloned().chain(spelled)) {
+        if vocab.insert(token.clone(), id).is_some() {
+            return Err(refuse(path, format!("its vocabulary has {token:?} twice")));
+        }
+    }
+    let model = BPE::builder().vocab_and_merges(vocab, merges).ignore_merges(true).build();
+    let model = model.map_err(|error| refuse(path, error))?;
+    byte_level(model, &[expression]).map_err(|error| refuse(path, error))
+}
+
+/// GPT-2's printable stand-ins for bytes (`bytes_to_unicode` in OpenAI's encoder.py): visible
+/// Latin-1 stands for itself, the rest is counted up from U+0100.
+fn stand_ins() -> [char; 256] {
+    let mut hidden = '\u{100}'..;
+    std::array::from_fn(|byte| match byte as u8 {
+        visible @ (b'!'..=b'~' | 0xA1..=0xAC | 0xAE..=0xFF) => visible as char,
+        _ => hidden.next().unwrap_or_default(),
+    })
 }

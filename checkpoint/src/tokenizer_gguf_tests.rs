@@ -25,6 +25,57 @@ fn tokenizers_of_gguf_files_match_the_reference() {
     }
 }
 
+/// The metadata that a converter writes for a byte-level tokenizer of another format.
+fn converted(name: &str, pre: &str) -> Metadata {
+    let folder = fixture(&format!("tokenizers/{name}"));
+    let source = TextSources::from_folder(&folder, 1 << 18).unwrap().tokenizer;
+    let model = serde_json::to_value(source.get_model()).unwrap();
+    let mut tokens: Vec<(u32, String)> =
+        source.get_vocab(true).into_iter().map(|(token, id)| (id, token)).collect();
+    tokens.sort_unstable();
+    assert!(tokens.iter().zip(0..).all(|((id, _), place)| *id == place), "ids without gaps");
+    let added = source.get_added_tokens_decoder();
+    let kind = |id: &u32| match added.get(id) {
+        Some(token) if token.special => 3,
+        Some(_) => 4,
+        None => 1,
+    };
+    let kinds = tokens.iter().map(|(id, _)| kind(id)).collect();
+    let merge = |merge: &serde_json::Value| {
+        format!("{} {}", merge[0].as_str().unwrap(), merge[1].as_str().unwrap())
+    };
+    let merges = model["merges"].as_array().unwrap().iter().map(merge).collect();
+    let mut metadata = Metadata::new(Path::new("model.gguf"));
+    for (key, value) in [
+        (MODEL, Value::Text("gpt2".to_owned())),
+        ("tokenizer.ggml.pre", Value::Text(pre.to_owned())),
+        (TOKENS, Value::Texts(tokens.into_iter().map(|(_, token)| token).collect())),
+        (TYPES, Value::Integers(kinds)),
+        ("tokenizer.ggml.merges", Value::Texts(merges)),
+        ("tokenizer.ggml.bos_token_id", Value::Integer(1)),
+    ] {
+        assert!(!metadata.insert(key.to_owned(), value));
+    }
+    metadata
+}
+
+#[test]
+fn pre_tokenizers_match_the_reference() {
+    for (name, pre) in [
+        ("bpe-qwen2", "qwen2"),
+        ("bpe-smollm", "smollm"),
+        ("bpe-llama3", "llama-bpe"),
+        ("tekken", "tekken"),
+        ("smollm2", "smollm"),
+    ] {
+        let mut metadata = converted(name, pre);
+        if name == "bpe-llama3" {
+            metadata.insert("tokenizer.ggml.bos_token_id".to_owned(), Value::Integer(500));
+        }
+        check_cases(&from_metadata(&metadata, 1 << 17).unwrap(), name);
+    }
+}
+
 #[derive(serde::Deserialize)]
 struct Sentencepiece {
     tokens: Vec<String>,
@@ -136,7 +187,7 @@ fn bad_tokenizer_metadata_is_refused() {
         (vec![(TYPES, Some(Value::Integers(vec![7; 600])))], [TYPES, "7"]),
         (vec![("tokenizer.ggml.scores", None)], ["tokenizer.ggml.scores", "nothing"]),
         (vec![("tokenizer.ggml.bos_token_id", Some(Value::Integer(600)))], ["bos_token_id", "600"]),
-        (vec![(TYPES, None), (TOKENS, texts(&["a", "a"])), two_scores], [TOKENS, "twice"]),
+        (vec![(TYPES, None), (TOKENS, texts(&["a", "a"])), two_scores], ["model.gguf", "twice"]),
         (bytes("tokenizer.ggml.pre", text("frob")).to_vec(), ["tokenizer.ggml.pre", "frob"]),
         (bytes("tokenizer.ggml.merges", None).to_vec(), ["tokenizer.ggml.merges", "nothing"]),
         (bytes("tokenizer.ggml.merges", texts(&["ab"])).to_vec(), ["tokenizer.ggml.merges", "ab"]),

@@ -21,11 +21,14 @@ pub trait Generator: Send + Sync + 'static {
     ) -> BoxFuture<'_, Result<Vec<u32>, RouterError>>;
     /// Ids to text, special tokens included.
     fn decode(&self, ids: Vec<u32>) -> BoxFuture<'_, Result<String, RouterError>>;
-    /// A conversation to the text of its prompt, with `add_generation_prompt`.
-    fn render(
+    /// A conversation to the text of its prompt.
+    fn render(&self, conversation: Arc<Conversation>)
+    -> BoxFuture<'_, Result<String, RouterError>>;
+    /// A conversation to the ids of its prompt. Only its template writes special tokens.
+    fn encode_conversation(
         &self,
-        messages: Vec<serde_json::Value>,
-    ) -> BoxFuture<'_, Result<String, RouterError>>;
+        conversation: Arc<Conversation>,
+    ) -> BoxFuture<'_, Result<Vec<u32>, RouterError>>;
     /// What is served. Figures that the shards tell are 0 until the first time they are ready.
     fn model(&self) -> ServedModel;
     fn readiness(&self) -> Readiness;
@@ -66,8 +69,8 @@ pub struct GenerateRequest {
 pub enum Prompt {
     Text(String),
     Ids(Vec<u32>),
-    /// Rendered by the chat template with `add_generation_prompt`.
-    Messages(Vec<serde_json::Value>),
+    /// Rendered by the chat template.
+    Conversation(Arc<Conversation>),
 }
 
 /// A conversation, as `apply_chat_template` of Hugging Face takes it.

@@ -1,24 +1,32 @@
 //! Conversations to prompts with a model's Jinja template, as Hugging Face transformers renders it.
 //!
-//! What a message says stays text: where its content spells a special token, a marker character
-//! is put into that spelling before rendering, so the template sees (and trims, splits, joins) the
-//! content as ever, and the special tokens left in the result are those the template wrote.
+//! What a request says stays text: where a message, a tool, a document or a variable spells a
+//! control token, a marker character is put into that spelling before rendering, so the template
+//! sees (and trims, splits, joins) the content as ever, and the control tokens left in the result
+//! are those the template wrote. transformers does so with `sanitize_control_tokens`.
 
+mod conversation;
 mod jinja;
 mod python;
 mod rendered;
+mod source;
+
+use std::collections::HashMap;
 
 use chrono::NaiveDateTime;
 use minijinja::{Environment, Value as JinjaValue, value::Serde};
 use serde_json::Value;
 
 use crate::api::Conversation;
-pub use rendered::{Rendered, Segment};
+use rendered::ControlTokens;
+pub use rendered::Rendered;
+use source::KnownForms;
 
 /// Far more than real templates take for a full context, and a few hundred milliseconds at most.
 const FUEL: u64 = 20_000_000;
 const DEFAULT: &str = "default";
 const WITH_TOOLS: &str = "tool_use";
+const WITH_DOCUMENTS: &str = "rag";
 
 /// Why a conversation has no prompt.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
@@ -32,22 +40,32 @@ pub enum TemplateError {
     Syntax(String),
     #[error("the last message's text is not in the rendered conversation; it cannot be continued")]
     NoFinalMessage,
+    #[error("continue_final_message and add_generation_prompt are both true; a prompt has one end")]
+    TwoEnds,
+    #[error(
+        "the conversation holds each of the 256 characters from U+F0000, none of which is left to mark special tokens"
+    )]
+    NoFreeMarker,
 }
 
 /// What a template may use besides the conversation.
 #[derive(Clone, Debug, Default)]
 pub struct TemplateTokens {
-    pub bos_token: Option<String>,
-    pub eos_token: Option<String>,
-    /// Every special token, to keep it out of what messages say.
-    pub special: Vec<String>,
+    /// By the names that templates call them by (`bos_token`).
+    pub named: Vec<(String, String)>,
+    /// Every control token, to keep it out of what messages say.
+    pub control: Vec<String>,
 }
 
 /// A model's compiled templates.
 pub struct ChatTemplate {
     environment: Environment<'static>,
-    tokens: TemplateTokens,
-    has_tools_template: bool,
+    named: Vec<(String, String)>,
+    control: ControlTokens,
+    /// Those that are text in what the assistant said.
+    control_in_answers: ControlTokens,
+    /// By the names of templates.
+    known: HashMap<String, KnownForms>,
 }
 
 impl ChatTemplate {
@@ -58,7 +76,7 @@ impl ChatTemplate {
     ) -> Result<Self, TemplateError> {
         let mut environment = jinja::environment(FUEL);
         for (name, source) in sources {
-            let source = jinja::without_generation_tags(source);
+            let source = jinja::as_jinja2_reads(source);
             environment
                 .add_template_owned(name.clone(), source)
                 .map_err(|error| TemplateError::Syntax(format!("{name}: {error}")))?;
@@ -66,8 +84,21 @@ impl ChatTemplate {
         if environment.get_template(DEFAULT).is_err() {
             return Err(TemplateError::Syntax(format!("there is none named {DEFAULT:?}")));
         }
-        let has_tools_template = environment.get_template(WITH_TOOLS).is_ok();
-        Ok(Self { environment, tokens, has_tools_template })
+        // The assistant's turns are the model's words: what a template looks for there is the
+        // model's own (`</think>`), and stays the token that it is.
+        let is_looked_for =
+            |token: &&String| sources.iter().any(|(_, text)| source::looks_for(text, token));
+        let in_answers = tokens.control.iter().filter(|token| !is_looked_for(token));
+        Ok(Self {
+            control: ControlTokens::new(tokens.control.iter())?,
+            control_in_answers: ControlTokens::new(in_answers)?,
+            known: sources
+                .iter()
+                .map(|(name, text)| (name.clone(), KnownForms::of(text)))
+                .collect(),
+            environment,
+            named: tokens.named,
+        })
     }
 
     /// The prompt of a conversation; `now` is what `strftime_now` tells.
@@ -76,21 +107,45 @@ impl ChatTemplate {
         conversation: &Conversation,
         now: NaiveDateTime,
     ) -> Result<Rendered, TemplateError> {
-        let marker = rendered::free_marker(conversation, &self.tokens.special);
-        let marked = |value: &Value| rendered::mark(value, marker, &self.tokens.special);
-        let messages: Vec<Value> =
-            conversation.messages.iter().map(|message| mark_message(message, &marked)).collect();
-        let context = self.context(conversation, &messages, &marked, now);
-        let name = match conversation.tools.is_some() && self.has_tools_template {
-            true => WITH_TOOLS,
-            false => DEFAULT,
-        };
+        if conversation.continue_final_message && conversation.add_generation_prompt {
+            return Err(TemplateError::TwoEnds);
+        }
+        let name = self.template_for(conversation);
+        let known = self.known.get(name).copied().unwrap_or_default();
+        let given = conversation.messages.iter();
+        let mut messages: Vec<Value> =
+            given.map(|message| conversation::normal(message, known)).collect();
+        let others = conversation.tools.iter().chain(&conversation.documents);
+        let others = others.chain(conversation.variables.values());
+        let marker = self.control.free_marker(messages.iter().chain(others))?;
+        if let Some(marker) = marker {
+            for message in &mut messages {
+                *message = self.mark_message(message, marker);
+            }
+        }
+        let context = self.context(conversation, &messages, marker, now);
         let template = self.environment.get_template(name).map_err(jinja::failure)?;
         let mut text = template.render(context).map_err(jinja::failure)?;
         if conversation.continue_final_message {
             cut_after_final_message(&mut text, &messages)?;
         }
-        Ok(Rendered::new(text, marker, &self.tokens.special))
+        Ok(Rendered::new(text, marker, &self.control))
+    }
+
+    fn template_for(&self, conversation: &Conversation) -> &'static str {
+        let has = |name: &str| self.environment.get_template(name).is_ok();
+        match () {
+            () if conversation.tools.is_some() && has(WITH_TOOLS) => WITH_TOOLS,
+            () if conversation.documents.is_some() && has(WITH_DOCUMENTS) => WITH_DOCUMENTS,
+            () => DEFAULT,
+        }
+    }
+
+    fn mark_message(&self, message: &Value, marker: char) -> Value {
+        match message.get("role").and_then(Value::as_str) {
+            Some("assistant") => self.control_in_answers.mark(message, marker),
+            _ => self.control.mark(message, marker),
+        }
     }
 
     /// The variables that transformers passes; those it passes as `None` are `none`, not undefined.
@@ -98,14 +153,14 @@ impl ChatTemplate {
         &self,
         conversation: &Conversation,
         messages: &[Value],
-        marked: &impl Fn(&Value) -> Value,
+        marker: Option<char>,
         now: NaiveDateTime,
     ) -> JinjaValue {
-        let or_none = |value: &Option<Value>| {
-            value
-                .as_ref()
-                .map_or(JinjaValue::from(()), |value| JinjaValue::from(Serde(marked(value))))
+        let marked = |value: &Value| match marker {
+            Some(marker) => JinjaValue::from(Serde(self.control.mark(value, marker))),
+            None => JinjaValue::from(Serde(value)),
         };
+        let or_none = |value: &Option<Value>| value.as_ref().map_or(JinjaValue::from(()), marked);
         let mut entries = vec![
             ("messages".to_owned(), JinjaValue::from(Serde(messages))),
             ("tools".to_owned(), or_none(&conversation.tools)),
@@ -113,25 +168,13 @@ impl ChatTemplate {
             ("add_generation_prompt".to_owned(), conversation.add_generation_prompt.into()),
             ("strftime_now".to_owned(), jinja::strftime_now(now)),
         ];
-        let tokens = [("bos_token", &self.tokens.bos_token), ("eos_token", &self.tokens.eos_token)];
-        for (name, token) in tokens {
-            if let Some(token) = token {
-                entries.push((name.to_owned(), JinjaValue::from(token.as_str())));
-            }
+        for (name, token) in &self.named {
+            entries.push((name.clone(), JinjaValue::from(token.as_str())));
         }
         for (name, value) in &conversation.variables {
-            entries.push((name.clone(), JinjaValue::from(Serde(value))));
+            entries.push((name.clone(), marked(value)));
         }
         JinjaValue::from_pairs(entries)
-    }
-}
-
-/// Marks all that a message says. Assistant turns are left as they are: templates look into them
-/// for the model's own special tokens (`</think>`), and they are the model's words.
-fn mark_message(message: &Value, marked: &impl Fn(&Value) -> Value) -> Value {
-    match message.get("role").and_then(Value::as_str) {
-        Some("assistant") => message.clone(),
-        _ => marked(message),
     }
 }
 

@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use trireme_checkpoint::TextSources;
 
-use crate::vocabulary::Vocabulary;
+use crate::vocabulary::{Joining, Vocabulary};
 
 const REPLACEMENT: char = char::REPLACEMENT_CHARACTER;
 
@@ -19,12 +19,6 @@ impl TextDecoder {
     pub fn new(sources: TextSources) -> Self {
         let vocabulary = Vocabulary::of(&sources.tokenizer);
         Self { sources, vocabulary }
-    }
-
-    /// The spellings of all special tokens.
-    pub fn special_tokens(&self) -> Vec<String> {
-        let added = self.sources.tokenizer.get_added_tokens_decoder();
-        added.into_values().filter(|token| token.special).map(|token| token.content).collect()
     }
 
     /// Ids that the tokenizer does not know give no text.
@@ -42,8 +36,20 @@ pub struct Detokenizer {
 
 enum State {
     /// Bytes of a character that is not complete.
-    Bytes(Vec<u8>),
+    Bytes {
+        pending: Vec<u8>,
+        broken: Broken,
+        drops_space: bool,
+    },
     Window(Window),
+}
+
+/// What stands for bytes that are no part of a character.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Broken {
+    /// One replacement for what could have begun a character (`String::from_utf8_lossy`).
+    ByCharacter,
+    ByByte,
 }
 
 /// For decoders whose text of an id depends on its neighbours: the ids since a point where the
@@ -59,9 +65,11 @@ struct Window {
 
 impl Detokenizer {
     pub fn new(decoder: Arc<TextDecoder>, skip_special: bool) -> Self {
-        let state = match decoder.vocabulary.is_byte_level() {
-            true => State::Bytes(Vec::new()),
-            false => State::Window(Window::default()),
+        let bytes = |broken, drops_space| State::Bytes { pending: Vec::new(), broken, drops_space };
+        let state = match decoder.vocabulary.joining() {
+            Joining::Bytes => bytes(Broken::ByCharacter, false),
+            Joining::Pieces { drops_first_space } => bytes(Broken::ByByte, drops_first_space),
+            Joining::Unknown => State::Window(Window::default()),
         };
         Self { decoder, skip_special, state }
     }
@@ -72,9 +80,12 @@ impl Detokenizer {
             return String::new();
         }
         match &mut self.state {
-            State::Bytes(pending) => {
-                pending.extend_from_slice(self.decoder.vocabulary.bytes(id));
-                take_whole_characters(pending)
+            State::Bytes { pending, broken, drops_space } => {
+                let bytes = self.decoder.vocabulary.bytes(id);
+                let is_first = std::mem::replace(drops_space, *drops_space && bytes.is_empty());
+                let bytes = bytes.strip_prefix(b" ").filter(|_| is_first).unwrap_or(bytes);
+                pending.extend_from_slice(bytes);
+                take_whole_characters(pending, *broken)
             }
             State::Window(window) => window.push(&self.decoder, id),
         }
@@ -83,15 +94,15 @@ impl Detokenizer {
     /// What is left when no more ids come: broken characters.
     pub fn finish(&mut self) -> String {
         match &mut self.state {
-            State::Bytes(pending) => String::from_utf8_lossy(&std::mem::take(pending)).into_owned(),
+            State::Bytes { pending, broken, .. } => lossy(&std::mem::take(pending), *broken),
             State::Window(window) => window.finish(&self.decoder),
         }
     }
 }
 
 /// Takes all but an unfinished character from the front; what can never become a character is
-/// replaced as `String::from_utf8_lossy` does.
-fn take_whole_characters(pending: &mut Vec<u8>) -> String {
+/// replaced.
+fn take_whole_characters(pending: &mut Vec<u8>, broken: Broken) -> String {
     let unfinished = match pending.utf8_chunks().last() {
         // Only the last chunk's invalid part can be a character's start, and only if one more
         // byte could continue it.
@@ -102,8 +113,21 @@ fn take_whole_characters(pending: &mut Vec<u8>) -> String {
     let whole = std::mem::replace(pending, rest);
     match String::from_utf8(whole) {
         Ok(text) => text,
-        Err(error) => String::from_utf8_lossy(error.as_bytes()).into_owned(),
+        Err(error) => lossy(error.as_bytes(), broken),
     }
+}
+
+fn lossy(bytes: &[u8], broken: Broken) -> String {
+    let mut text = String::with_capacity(bytes.len());
+    for chunk in bytes.utf8_chunks() {
+        text.push_str(chunk.valid());
+        let replaced = match broken {
+            Broken::ByCharacter => chunk.invalid().len().min(1),
+            Broken::ByByte => chunk.invalid().len(),
+        };
+        text.extend(std::iter::repeat_n(REPLACEMENT, replaced));
+    }
+    text
 }
 
 fn is_unfinished(tail: &[u8]) -> bool {

@@ -131,17 +131,18 @@ impl Front {
         truncates: bool,
         limits: &Limits,
     ) -> Result<Vec<u32>, RouterError> {
-        let conversation = match prompt {
-            Prompt::Ids(ids) => return Ok(ids),
+        match prompt {
+            Prompt::Ids(ids) => Ok(ids),
             Prompt::Text(text) => {
                 let add_special_tokens = add_special_tokens.unwrap_or(true);
-                return self.text("prompt")?.encode(text, add_special_tokens).await;
+                self.text("prompt")?.encode(text, add_special_tokens).await
             }
-            Prompt::Messages(messages) => Conversation::to_answer(messages),
-        };
-        let rendered = self.text("messages")?.render(conversation).await?;
-        validation::check_text(rendered.text(), truncates, limits)?;
-        self.text("messages")?.encode_rendered(rendered).await
+            Prompt::Conversation(conversation) => {
+                let rendered = self.text("messages")?.render(conversation).await?;
+                validation::check_text(rendered.text(), truncates, limits)?;
+                self.text("messages")?.encode_rendered(rendered).await
+            }
+        }
     }
 }
 
@@ -193,11 +194,23 @@ impl Generator for Front {
 
     fn render(
         &self,
-        messages: Vec<serde_json::Value>,
+        conversation: Arc<Conversation>,
     ) -> BoxFuture<'_, Result<String, RouterError>> {
+        async move { Ok(self.text("messages")?.render(conversation).await?.into_text()) }.boxed()
+    }
+
+    fn encode_conversation(
+        &self,
+        conversation: Arc<Conversation>,
+    ) -> BoxFuture<'_, Result<Vec<u32>, RouterError>> {
         async move {
-            let conversation = Conversation::to_answer(messages);
-            Ok(self.text("messages")?.render(conversation).await?.into_text())
+            let text = self.text("messages")?;
+            let rendered = text.render(conversation).await?;
+            if let Some(engine) = self.dispatcher.engine() {
+                let limits = self.limits(engine.max_model_len, engine.vocab_size);
+                validation::check_text(rendered.text(), false, &limits)?;
+            }
+            text.encode_rendered(rendered).await
         }
         .boxed()
     }

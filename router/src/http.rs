@@ -24,6 +24,7 @@ mod about;
 mod chat;
 mod completions;
 mod constraint;
+mod conversation;
 mod ending;
 mod fields;
 mod first_bytes;

@@ -94,9 +94,13 @@ fn read_model(config: &Config) -> anyhow::Result<ModelFacts> {
             (checkpoint, sources.ok())
         }
     };
+    // Meta's own files name no end; their tokenizer does.
+    let mut eos_token_ids = checkpoint.model().eos_token_ids.clone();
+    if let Some(sources) = sources.as_ref().filter(|_| eos_token_ids.is_empty()) {
+        eos_token_ids = sources.end_token_ids();
+    }
     let pipeline = |sources| TextPipeline::new(sources, config.chat_template.clone(), workers);
     let text = sources.map(pipeline).transpose().context("--chat-template")?;
-    let eos_token_ids = checkpoint.model().eos_token_ids.clone();
     Ok(ModelFacts { text, eos_token_ids, fingerprint: checkpoint.fingerprint() })
 }
 

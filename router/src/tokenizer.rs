@@ -10,11 +10,11 @@ use std::sync::Arc;
 
 use anyhow::anyhow;
 use tokio::sync::Semaphore;
-use trireme_checkpoint::TextSources;
+use trireme_checkpoint::{CheckpointError, TextSources};
 
 use crate::{
     api::Conversation,
-    chat_template::{ChatTemplate, Rendered, Segment, TemplateError, TemplateTokens},
+    chat_template::{ChatTemplate, Rendered, TemplateError, TemplateTokens},
     detokenizer::TextDecoder,
     error::RouterError,
 };
@@ -90,7 +90,7 @@ impl TextPipeline {
     }
 
     /// The prompt of a conversation, in text.
-    pub async fn render(&self, conversation: Conversation) -> Result<Rendered, RouterError> {
+    pub async fn render(&self, conversation: Arc<Conversation>) -> Result<Rendered, RouterError> {
         self.run(move |text| text.render(&conversation)).await
     }
 
@@ -136,10 +136,12 @@ impl ModelText {
     fn new(sources: TextSources, template: Option<String>) -> Result<Self, TemplateError> {
         let decoder = Arc::new(TextDecoder::new(sources));
         let sources = &decoder.sources;
+        let named = |name: &str, token: &Option<String>| Some((name.to_owned(), token.clone()?));
+        let ends = [("bos_token", &sources.bos_token), ("eos_token", &sources.eos_token)];
+        let ends = ends.into_iter().filter_map(|(name, token)| named(name, token));
         let tokens = TemplateTokens {
-            bos_token: sources.bos_token.clone(),
-            eos_token: sources.eos_token.clone(),
-            special: decoder.special_tokens(),
+            named: ends.chain(sources.special_tokens.iter().cloned()).collect(),
+            control: sources.control_tokens(),
         };
         let template = match template {
             Some(given) => Some(ChatTemplate::new(&[("default".to_owned(), given)], tokens)?),
@@ -167,34 +169,19 @@ impl ModelText {
     }
 
     fn encode(&self, text: &str, add_special_tokens: bool) -> Result<Vec<u32>, RouterError> {
-        self.encode_parsing(text, add_special_tokens, true)
+        ids(self.decoder.sources.encode(text, add_special_tokens, true))
     }
 
-    /// Special tokens of the template are cut out first, as the tokenizer itself does; between
-    /// them all is text.
     fn encode_rendered(&self, rendered: &Rendered) -> Result<Vec<u32>, RouterError> {
         let Some(segments) = rendered.segments() else {
             return self.encode(rendered.text(), false);
         };
-        let mut ids = Vec::new();
-        for segment in segments {
-            ids.extend(match segment {
-                Segment::Special(token) => self.encode_parsing(token, false, true)?,
-                Segment::Text(text) => self.encode_parsing(text, false, false)?,
-            });
-        }
-        Ok(ids)
+        ids(self.decoder.sources.encode_segments(segments))
     }
+}
 
-    fn encode_parsing(
-        &self,
-        text: &str,
-        add_special_tokens: bool,
-        parse_special: bool,
-    ) -> Result<Vec<u32>, RouterError> {
-        let ids = self.decoder.sources.encode(text, add_special_tokens, parse_special);
-        ids.map_err(|error| RouterError::Internal(anyhow!(error).context("encode text")))
-    }
+fn ids(encoded: Result<Vec<u32>, CheckpointError>) -> Result<Vec<u32>, RouterError> {
+    encoded.map_err(|error| RouterError::Internal(anyhow!(error).context("encode text")))
 }
 
 #[cfg(test)]

@@ -2,6 +2,7 @@
 
 use std::{collections::HashMap, sync::LazyLock};
 
+use serde_json::json;
 use tokenizers::{DecoderWrapper, Tokenizer};
 
 /// One id.
@@ -13,10 +14,22 @@ pub struct Entry {
     pub special: bool,
 }
 
+/// How the text of several ids comes from the bytes of each.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Joining {
+    /// Bytes in a row, as in byte-level BPE.
+    Bytes,
+    /// As sentencepiece has it: bytes in a row, where each byte that is no part of a character is
+    /// replaced for itself.
+    Pieces { drops_first_space: bool },
+    /// Only the tokenizer knows.
+    Unknown,
+}
+
 /// Every id of a tokenizer, read once.
 pub struct Vocabulary {
     entries: Vec<Entry>,
-    byte_level: bool,
+    joining: Joining,
 }
 
 /// GPT-2's printable stand-ins for bytes (`bytes_to_unicode` in OpenAI's encoder.py): visible
@@ -30,7 +43,7 @@ static BYTE_OF_CHAR: LazyLock<HashMap<char, u8>> = LazyLock::new(|| {
 
 impl Vocabulary {
     pub fn of(tokenizer: &Tokenizer) -> Self {
-        let byte_level = matches!(tokenizer.get_decoder(), Some(DecoderWrapper::ByteLevel(_)));
+        let joining = tokenizer.get_decoder().map_or(Joining::Unknown, Joining::of);
         let added = tokenizer.get_added_vocabulary();
         let known = tokenizer.get_vocab(true);
         let size = known.values().max().map_or(0, |id| *id as usize + 1);
@@ -38,14 +51,16 @@ impl Vocabulary {
         for (token, id) in known {
             let special = added.is_special_token(&token);
             let is_added = added.simple_id_to_token(id).is_some();
-            let bytes = match () {
-                () if byte_level => byte_level_bytes(&token),
-                () if is_added => token.into_bytes(),
-                () => spelled_byte(&token).unwrap_or_else(|| token.replace('▁', " ").into_bytes()),
+            let spaced = |token: &str| token.replace('▁', " ").into_bytes();
+            let bytes = match joining {
+                Joining::Bytes => byte_level_bytes(&token),
+                Joining::Pieces { .. } => spelled_byte(&token).unwrap_or_else(|| spaced(&token)),
+                Joining::Unknown if is_added => token.into_bytes(),
+                Joining::Unknown => spelled_byte(&token).unwrap_or_else(|| spaced(&token)),
             };
             entries[id as usize] = Entry { bytes: bytes.into(), special };
         }
-        Self { entries, byte_level }
+        Self { entries, joining }
     }
 
     /// One more than the highest id.
@@ -82,9 +97,32 @@ impl Vocabulary {
         self.get(id).is_some_and(|entry| entry.special)
     }
 
-    /// Decoding is nothing but joining bytes.
-    pub fn is_byte_level(&self) -> bool {
-        self.byte_level
+    pub fn joining(&self) -> Joining {
+        self.joining
+    }
+}
+
+impl Joining {
+    fn of(decoder: &DecoderWrapper) -> Self {
+        if matches!(decoder, DecoderWrapper::ByteLevel(_)) {
+            return Self::Bytes;
+        }
+        let steps = json!([
+            {"type": "Replace", "pattern": {"String": "▁"}, "content": " "},
+            {"type": "ByteFallback"},
+            {"type": "Fuse"},
+        ]);
+        let strip = json!({"type": "Strip", "content": " ", "start": 1, "stop": 0});
+        let found = serde_json::to_value(decoder).unwrap_or_default();
+        match (found["decoders"].as_array().map(Vec::as_slice), steps.as_array()) {
+            (Some(found), Some(steps)) if found == steps => {
+                Self::Pieces { drops_first_space: false }
+            }
+            (Some([found @ .., last]), Some(steps)) if found == steps && *last == strip => {
+                Self::Pieces { drops_first_space: true }
+            }
+            _ => Self::Unknown,
+        }
     }
 }
 

@@ -6,6 +6,7 @@ use chrono::NaiveDateTime;
 use minijinja::{
     Environment, Error, ErrorKind, Value,
     syntax::SyntaxConfig,
+    tests,
     value::{Kwargs, Rest},
 };
 
@@ -27,28 +28,47 @@ pub fn environment(fuel: u64) -> Environment<'static> {
     environment.add_filter("tojson", to_json);
     environment.add_filter("string", |value: Value| python::display(&value));
     environment.add_function("raise_exception", raise_exception);
+    // Jinja2's undefined value can be gone through, and has nothing in it.
+    environment
+        .add_test("iterable", |value: Value| value.is_undefined() || tests::is_iterable(&value));
     environment
 }
 
-/// `{% generation %}` marks the assistant's words for training and renders as if it were not there.
-pub fn without_generation_tags(source: &str) -> String {
+/// A source with what minijinja reads otherwise written so that it reads it as Jinja2 does:
+/// `{% generation %}` marks the assistant's words for training and renders as if it were not there;
+/// the line break after `{% raw %}` stays.
+pub fn as_jinja2_reads(source: &str) -> String {
     let mut out = String::with_capacity(source.len());
     let mut rest = source;
+    let mut is_raw = false;
     while let Some(at) = rest.find("{%") {
         let (before, tag) = rest.split_at(at);
         out.push_str(before);
-        let Some(len) = tag.find("%}").map(|end| end + 2) else { break };
+        let Some(len) = tag.find("%}").map(|end| end + 2) else {
+            rest = tag;
+            break;
+        };
         let inner = &tag[2..len - 2];
+        rest = &tag[len..];
         match inner.trim_matches(|c: char| c.is_whitespace() || c == '-' || c == '+') {
-            "generation" => {
+            "generation" if !is_raw => {
                 let _ = write!(out, "{{%{}%}}", inner.replace("generation", "if true"));
             }
-            "endgeneration" => {
+            "endgeneration" if !is_raw => {
                 let _ = write!(out, "{{%{}%}}", inner.replace("endgeneration", "endif"));
             }
-            _ => out.push_str(&tag[..len]),
+            "raw" if !is_raw => {
+                is_raw = true;
+                out.push_str(&tag[..len]);
+                if rest.starts_with('\n') && !inner.ends_with('-') {
+                    out.push('\n');
+                }
+            }
+            name => {
+                is_raw &= name != "endraw";
+                out.push_str(&tag[..len]);
+            }
         }
-        rest = &tag[len..];
     }
     out + rest
 }

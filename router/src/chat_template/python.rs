@@ -4,6 +4,8 @@ use std::fmt::Write as _;
 
 use minijinja::{Error, ErrorKind, Value, value::ValueKind};
 
+use super::rendered::MARKERS;
+
 /// `str(value)`; an undefined one is empty, as in Jinja.
 pub fn display(value: &Value) -> String {
     match value.kind() {
@@ -185,7 +187,8 @@ fn write_string(text: &str, ensure_ascii: bool, out: &mut String) {
         return;
     }
     for character in quoted.chars() {
-        if character.is_ascii() {
+        // A marker has to come out as it went in.
+        if character.is_ascii() || MARKERS.contains(&character) {
             out.push(character);
             continue;
         }

@@ -1,34 +1,30 @@
-//! A rendered conversation that still knows which special tokens its template wrote.
+//! A rendered conversation that still knows which control tokens its template wrote.
 
+use std::collections::HashSet;
+
+use aho_corasick::{AhoCorasick, MatchKind};
 use serde_json::Value;
+use trireme_checkpoint::Segment;
 
-use crate::api::Conversation;
+use super::TemplateError;
 
 /// Private use, so no text has a reason to hold them.
-const MARKERS: std::ops::RangeInclusive<char> = '\u{F0000}'..='\u{F00FF}';
+pub(super) const MARKERS: std::ops::RangeInclusive<char> = '\u{F0000}'..='\u{F00FF}';
 
 /// A prompt in text.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rendered {
     text: String,
-    /// `None`: the messages spelled no special token; the text can be encoded as a whole.
+    /// `None`: the messages spelled no control token; the text can be encoded as it is.
     segments: Option<Vec<Segment>>,
 }
 
-/// A stretch of a prompt.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Segment {
-    /// A special token that the template wrote.
-    Special(String),
-    /// Text, whatever it spells.
-    Text(String),
-}
-
 impl Rendered {
-    pub(super) fn new(marked: String, marker: Option<char>, special: &[String]) -> Self {
+    /// `marked` is what the template made of marked messages.
+    pub(super) fn new(marked: String, marker: Option<char>, control: &ControlTokens) -> Self {
         match marker {
             Some(marker) if marked.contains(marker) => {
-                let segments = Some(split(&marked, marker, special));
+                let segments = Some(control.split(&marked, marker));
                 Self { text: marked.replace(marker, ""), segments }
             }
             _ => Self { text: marked, segments: None },
@@ -48,95 +44,129 @@ impl Rendered {
     }
 }
 
-/// Cuts at every special token, the longest of those that start together. One that a marker breaks
-/// is text of its own: like the reference, and like the tokenizer where it parses them.
-fn split(marked: &str, marker: char, special: &[String]) -> Vec<Segment> {
-    let broken: Vec<String> =
-        special.iter().map(|token| mark_text(token, marker, special)).collect();
-    let patterns: Vec<String> = special.iter().chain(&broken).cloned().collect();
-    let mut segments = Vec::new();
-    let mut rest = marked;
-    while let Some((at, token)) = first_special(rest, &patterns) {
-        push_text(&mut segments, &rest[..at], marker);
-        if token.contains(marker) {
-            push_text(&mut segments, token, marker);
-        } else {
-            segments.push(Segment::Special(token.to_owned()));
+/// Tokens that structure a conversation, to be found in a text in one pass.
+#[derive(Clone)]
+pub(super) struct ControlTokens {
+    /// As a tokenizer finds them: the longest of those that start together, none inside another.
+    leftmost: AhoCorasick,
+    every: AhoCorasick,
+    sorted: Vec<String>,
+    longest_bytes: usize,
+}
+
+impl ControlTokens {
+    pub(super) fn new<'a>(
+        tokens: impl Iterator<Item = &'a String> + Clone,
+    ) -> Result<Self, TemplateError> {
+        let find = |kind| {
+            let automaton = AhoCorasick::builder().match_kind(kind).build(tokens.clone());
+            automaton.map_err(|error| TemplateError::Syntax(format!("control tokens: {error}")))
+        };
+        let mut sorted: Vec<String> = tokens.clone().cloned().collect();
+        sorted.sort_unstable();
+        Ok(Self {
+            leftmost: find(MatchKind::LeftmostLongest)?,
+            every: find(MatchKind::Standard)?,
+            longest_bytes: sorted.iter().map(String::len).max().unwrap_or(0),
+            sorted,
+        })
+    }
+
+    fn are_in(&self, text: &str) -> bool {
+        self.every.is_match(text) || self.begun_at_end(text).is_some()
+    }
+
+    /// Where a token begins that the text's end leaves unfinished: what is written next, the next
+    /// part of a message, say, could finish it. Spaces after it may be trimmed away.
+    fn begun_at_end(&self, text: &str) -> Option<usize> {
+        let text = text.trim_end();
+        let first = text.len().saturating_sub(self.longest_bytes.saturating_sub(1));
+        (first..text.len()).filter(|at| text.is_char_boundary(*at)).find(|at| {
+            let begun = &text[*at..];
+            let place = self.sorted.partition_point(|token| token.as_str() < begun);
+            self.sorted.get(place).is_some_and(|token| token.starts_with(begun))
+        })
+    }
+
+    /// Breaks every control token that a string of `value` spells, after its first character.
+    pub(super) fn mark(&self, value: &Value, marker: char) -> Value {
+        match value {
+            Value::String(text) => Value::String(self.mark_text(text, marker)),
+            Value::Array(values) => values.iter().map(|value| self.mark(value, marker)).collect(),
+            Value::Object(entries) => {
+                let marked = |(key, value): (&String, &Value)| {
+                    (self.mark_text(key, marker), self.mark(value, marker))
+                };
+                Value::Object(entries.iter().map(marked).collect())
+            }
+            other => other.clone(),
         }
-        rest = &rest[at + token.len()..];
     }
-    push_text(&mut segments, rest, marker);
-    segments
-}
 
-fn push_text(segments: &mut Vec<Segment>, text: &str, marker: char) {
-    if !text.is_empty() {
-        segments.push(Segment::Text(text.replace(marker, "")));
-    }
-}
-
-/// The leftmost special token in `text`, the longest of several there.
-fn first_special<'a>(text: &str, special: &'a [String]) -> Option<(usize, &'a str)> {
-    let found = special.iter().filter_map(|token| Some((text.find(token.as_str())?, token)));
-    let (at, token) = found.min_by_key(|(at, token)| (*at, usize::MAX - token.len()))?;
-    Some((at, token))
-}
-
-/// A character that the conversation does not hold, or `None` where it spells no special token
-/// and none is needed.
-pub(super) fn free_marker(conversation: &Conversation, special: &[String]) -> Option<char> {
-    let parts = || {
-        let more = conversation.tools.iter().chain(&conversation.documents);
-        conversation.messages.iter().chain(more)
-    };
-    let spells = |text: &str| special.iter().any(|token| text.contains(token.as_str()));
-    if !parts().any(|value| any_string(value, &spells)) {
-        return None;
-    }
-    MARKERS.into_iter().find(|marker| {
-        let holds = |text: &str| text.contains(*marker);
-        !parts().any(|value| any_string(value, &holds))
-    })
-}
-
-fn any_string(value: &Value, test: &impl Fn(&str) -> bool) -> bool {
-    match value {
-        Value::String(text) => test(text),
-        Value::Array(values) => values.iter().any(|value| any_string(value, test)),
-        Value::Object(entries) => entries.values().any(|value| any_string(value, test)),
-        _ => false,
-    }
-}
-
-/// Breaks every special token that a string of `value` spells, after its first character.
-pub(super) fn mark(value: &Value, marker: Option<char>, special: &[String]) -> Value {
-    let Some(marker) = marker else { return value.clone() };
-    match value {
-        Value::String(text) => Value::String(mark_text(text, marker, special)),
-        Value::Array(values) => {
-            values.iter().map(|value| mark(value, Some(marker), special)).collect()
+    fn mark_text(&self, text: &str, marker: char) -> String {
+        let first = |at: usize| at + text[at..].chars().next().map_or(0, char::len_utf8);
+        let found = self.every.find_overlapping_iter(text);
+        let starts = found.map(|found| found.start()).chain(self.begun_at_end(text));
+        let mut cuts: Vec<usize> = starts.map(first).collect();
+        cuts.sort_unstable();
+        cuts.dedup();
+        let mut marked = String::with_capacity(text.len() + 4 * cuts.len());
+        let mut from = 0;
+        for cut in cuts {
+            marked.push_str(&text[from..cut]);
+            marked.push(marker);
+            from = cut;
         }
+        marked + &text[from..]
+    }
+
+    /// Cuts at every control token that no marker breaks.
+    fn split(&self, marked: &str, marker: char) -> Vec<Segment> {
+        let mut segments = Vec::new();
+        let push_text = |segments: &mut Vec<Segment>, text: &str| {
+            if !text.is_empty() {
+                segments.push(Segment::Text(text.replace(marker, "")));
+            }
+        };
+        let mut from = 0;
+        for found in self.leftmost.find_iter(marked) {
+            push_text(&mut segments, &marked[from..found.start()]);
+            segments.push(Segment::Special(marked[found.range()].to_owned()));
+            from = found.end();
+        }
+        push_text(&mut segments, &marked[from..]);
+        segments
+    }
+
+    /// A character that no string of `values` holds, or `None` where they spell no control token
+    /// and none is needed.
+    pub(super) fn free_marker<'a>(
+        &self,
+        values: impl Iterator<Item = &'a Value>,
+    ) -> Result<Option<char>, TemplateError> {
+        let mut strings = Vec::new();
+        values.for_each(|value| collect(value, &mut strings));
+        if !strings.iter().any(|text| self.are_in(text)) {
+            return Ok(None);
+        }
+        let characters = strings.iter().flat_map(|text| text.chars());
+        let held: HashSet<char> = characters.filter(|held| MARKERS.contains(held)).collect();
+        let free = MARKERS.into_iter().find(|marker| !held.contains(marker));
+        free.map(Some).ok_or(TemplateError::NoFreeMarker)
+    }
+}
+
+/// Every string in `value`, keys included.
+fn collect<'a>(value: &'a Value, strings: &mut Vec<&'a str>) {
+    match value {
+        Value::String(text) => strings.push(text),
+        Value::Array(values) => values.iter().for_each(|value| collect(value, strings)),
         Value::Object(entries) => {
-            let marked =
-                |(key, value): (&String, &Value)| (key.clone(), mark(value, Some(marker), special));
-            Value::Object(entries.iter().map(marked).collect())
+            for (key, value) in entries {
+                strings.push(key);
+                collect(value, strings);
+            }
         }
-        other => other.clone(),
+        Value::Null | Value::Bool(_) | Value::Number(_) => {}
     }
-}
-
-fn mark_text(text: &str, marker: char, special: &[String]) -> String {
-    let mut marked = String::with_capacity(text.len());
-    let mut rest = text;
-    while let Some((at, token)) = first_special(rest, special) {
-        let first = token.chars().next().map_or(0, char::len_utf8);
-        marked.push_str(&rest[..at + first]);
-        marked.push(marker);
-        // Only the first character is passed, so a token that overlaps is broken as well.
-        rest = &rest[at + first..];
-        if first == 0 {
-            break;
-        }
-    }
-    marked + rest
 }

@@ -1,12 +1,14 @@
 //! `generate.v1` messages to and from [`crate::api`].
 
+use std::sync::Arc;
+
 use serde_json::json;
 use trireme_proto::generate::v1 as proto;
 
 use crate::{
     api::{
-        FinishReason, GenerateEvent, GenerateRequest, Parameters, Prompt, PromptScoring,
-        PromptToken, Token, TopToken, Usage,
+        Conversation, FinishReason, GenerateEvent, GenerateRequest, Parameters, Prompt,
+        PromptScoring, PromptToken, Token, TopToken, Usage,
     },
     error::RouterError,
     stack::{REQUEST_ID_CHARS_MAX, is_request_id},
@@ -22,7 +24,8 @@ pub fn request(
         Some(proto::generate_request::Prompt::Text(text)) => Prompt::Text(text),
         Some(proto::generate_request::Prompt::Ids(ids)) => Prompt::Ids(ids.ids),
         Some(proto::generate_request::Prompt::Messages(messages)) => {
-            Prompt::Messages(conversation(messages.messages)?)
+            let messages = conversation(messages.messages)?;
+            Prompt::Conversation(Arc::new(Conversation::to_answer(messages)))
         }
         None => return Err(no_prompt("text, ids and messages")),
     };

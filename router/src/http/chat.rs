@@ -1,26 +1,26 @@
 //! `POST /v1/chat/completions`.
 
+use std::sync::Arc;
+
 use axum::{
     Json,
     extract::{Extension, State},
     response::{IntoResponse, Response},
 };
 use serde::Serialize;
-use serde_json::Value;
 
 use super::{
-    App,
+    App, conversation,
     ending::Ending,
     fields::Fields,
     logprobs::{ChatLogprobs, PromptLogprobs},
-    prompts::conversation,
     refusal::Refusal,
     sampling::{self, UsageEvents},
     turns::{Answer, admit, collect},
     usage::{Counts, UsageBody},
 };
 use crate::{
-    api::{GenerateRequest, Parameters, Prompt},
+    api::{Conversation, GenerateRequest, Parameters, Prompt},
     sse,
     stack::RequestId,
 };
@@ -30,10 +30,6 @@ mod stream;
 /// Known fields of chat that change the answer and are not built.
 const UNSUPPORTED: &[&str] = &[
     "audio",
-    "chat_template",
-    "chat_template_kwargs",
-    "continue_final_message",
-    "documents",
     "echo",
     "function_call",
     "functions",
@@ -45,7 +41,7 @@ const UNSUPPORTED: &[&str] = &[
 ];
 
 struct Job {
-    messages: Vec<Value>,
+    conversation: Arc<Conversation>,
     parameters: Parameters,
     n: u32,
     stream: bool,
@@ -158,10 +154,6 @@ pub async fn create(
 
 fn read(fields: &mut Fields) -> Result<Job, Refusal> {
     fields.refuse_unsupported(UNSUPPORTED)?;
-    if fields.optional_flag("add_generation_prompt")? == Some(false) {
-        let message = "add_generation_prompt false is not supported";
-        return Err(Refusal::unsupported("add_generation_prompt", message));
-    }
     if let Some(modalities) = fields.get("modalities")
         && *modalities != serde_json::json!(["text"])
     {
@@ -181,7 +173,7 @@ fn read(fields: &mut Fields) -> Result<Job, Refusal> {
         return Err(Refusal::invalid("top_logprobs", message));
     }
     Ok(Job {
-        messages: conversation(messages)?,
+        conversation: Arc::new(conversation::read(fields, messages)?),
         parameters,
         n: sampling::choices(fields)?,
         stream: fields.flag("stream")?,
@@ -191,11 +183,11 @@ fn read(fields: &mut Fields) -> Result<Job, Refusal> {
 }
 
 fn requests(job: Job, request_id: &RequestId) -> Vec<GenerateRequest> {
-    let Job { messages, parameters, n, .. } = job;
+    let Job { conversation, parameters, n, .. } = job;
     (0..n)
         .map(|choice| GenerateRequest {
             request_id: request_id.of_choice(choice as usize),
-            prompt: Prompt::Messages(messages.clone()),
+            prompt: Prompt::Conversation(conversation.clone()),
             parameters: Parameters {
                 seed: sampling::derived_seed(parameters.seed, choice),
                 ..parameters.clone()

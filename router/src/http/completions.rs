@@ -155,7 +155,7 @@ pub async fn create(
 }
 
 fn read(fields: &mut Fields) -> Result<Job, Refusal> {
-    fields.refuse_unsupported(&["suffix"])?;
+    fields.refuse_unsupported(&["suffix", "chat_template"])?;
     let prompt = fields.take("prompt").ok_or_else(|| Refusal::missing("prompt"))?;
     let mut parameters = sampling::openai(fields)?;
     let echo = fields.flag("echo")?;
@@ -229,7 +229,7 @@ async fn text(app: &App, prompt: &Prompt) -> Result<String, Refusal> {
             let text = app.generator.decode(ids.clone()).await;
             text.map_err(|error| Refusal::from(error).renamed("tokens", "prompt"))?
         }
-        Prompt::Messages(messages) => app.generator.render(messages.clone()).await?,
+        Prompt::Conversation(conversation) => app.generator.render(conversation.clone()).await?,
     })
 }
 
@@ -284,9 +284,8 @@ async fn echo_alone(app: &App, head: Head, job: &Job) -> Result<Response, Refusa
                 app.generator.encode(text.clone(), special.unwrap_or(true)).await?
             }
             Prompt::Ids(ids) => ids.clone(),
-            Prompt::Messages(messages) => {
-                let text = app.generator.render(messages.clone()).await?;
-                app.generator.encode(text, special.unwrap_or(false)).await?
+            Prompt::Conversation(conversation) => {
+                app.generator.encode_conversation(conversation.clone()).await?
             }
         })
     }))

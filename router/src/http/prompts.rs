@@ -1,13 +1,15 @@
 //! The forms a prompt can take: on `/v1/completions` a string, a list of strings, a list of ids,
 //! a list of lists of ids, or a conversation; on chat routes a conversation.
 
-use serde_json::Value;
+use std::sync::Arc;
+
+use serde_json::{Value, json};
 
 use super::{
     fields::{must_be, shown, token_id},
     refusal::Refusal,
 };
-use crate::api::Prompt;
+use crate::api::{Conversation, Prompt};
 
 const FORMS: &str = "a string, a list of strings, a list of token ids, or a list of lists of them";
 
@@ -23,7 +25,10 @@ pub fn completion_prompts(value: Value) -> Result<Vec<Prompt>, Refusal> {
         None => Err(Refusal::invalid(FIELD, "prompt must not be an empty list")),
         Some(Value::Number(_)) => Ok(vec![Prompt::Ids(ids(FIELD, &items)?)]),
         // lm_eval sends conversations this way when it leaves the template to the server.
-        Some(Value::Object(_)) => Ok(vec![Prompt::Messages(messages(FIELD, items)?)]),
+        Some(Value::Object(_)) => {
+            let conversation = Conversation::to_answer(messages(FIELD, items)?);
+            Ok(vec![Prompt::Conversation(Arc::new(conversation))])
+        }
         Some(_) => items
             .into_iter()
             .enumerate()
@@ -42,7 +47,7 @@ pub fn completion_prompts(value: Value) -> Result<Vec<Prompt>, Refusal> {
     }
 }
 
-/// A conversation, checked in form and with its text parts joined.
+/// The messages of a conversation, checked in form.
 pub fn conversation(value: Value) -> Result<Vec<Value>, Refusal> {
     match value {
         Value::Array(items) if items.is_empty() => {
@@ -78,7 +83,7 @@ fn message(field: &str, mut item: Value) -> Result<Value, Refusal> {
         None | Some(Value::Null | Value::String(_)) => {}
         Some(content @ Value::Array(_)) => {
             let parts = content.take();
-            *content = Value::String(joined(&format!("{field}.content"), &parts)?);
+            *content = text_parts(&format!("{field}.content"), &parts)?;
         }
         Some(other) => {
             return Err(must_be(&format!("{field}.content"), "a string or a list of parts", other));
@@ -87,14 +92,14 @@ fn message(field: &str, mut item: Value) -> Result<Value, Refusal> {
     Ok(item)
 }
 
-/// The text parts of a message, one a line, as vLLM joins them for templates that want a string.
-fn joined(field: &str, parts: &Value) -> Result<String, Refusal> {
+/// The parts of a message, all of them text, in OpenAI's shape.
+fn text_parts(field: &str, parts: &Value) -> Result<Value, Refusal> {
     let mut texts = Vec::new();
     for (index, part) in parts.as_array().into_iter().flatten().enumerate() {
         let field = format!("{field}[{index}]");
         match (part.get("type").and_then(Value::as_str), part.get("text"), part) {
             (_, _, Value::String(text)) | (Some("text") | None, Some(Value::String(text)), _) => {
-                texts.push(text.as_str())
+                texts.push(json!({"type": "text", "text": text}));
             }
             (Some("text") | None, _, _) => {
                 return Err(Refusal::invalid(
@@ -108,7 +113,7 @@ fn joined(field: &str, parts: &Value) -> Result<String, Refusal> {
             }
         }
     }
-    Ok(texts.join("\n"))
+    Ok(Value::Array(texts))
 }
 
 #[cfg(test)]
@@ -158,12 +163,14 @@ mod tests {
     }
 
     #[test]
-    fn conversations_are_checked_and_their_parts_joined() {
+    fn conversations_are_checked() {
         let named = json!([{"role": "user", "content": "a", "name": "bob"}]);
         check_conversation(named.clone(), Ok(named));
         check_conversation(
-            json!([{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}]),
-            Ok(json!([{"role": "user", "content": "a\nb"}])),
+            json!([{"role": "user", "content": ["a", {"text": "b"}]}]),
+            Ok(
+                json!([{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}]),
+            ),
         );
         check_conversation(
             json!([{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]),

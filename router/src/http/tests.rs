@@ -17,6 +17,7 @@ use super::{App, HttpConfig, serve};
 use fake::Fake;
 
 mod benchmarks;
+mod conversations;
 mod errors;
 pub(crate) mod fake;
 mod lifecycle;

@@ -1,27 +1,31 @@
 //! `POST /tokenize` and `/detokenize`, in vLLM's shapes.
 
+use std::sync::Arc;
+
 use axum::{Json, extract::State};
 use serde_json::{Value, json};
 
 use super::{
-    App,
+    App, conversation,
     fields::{Fields, must_be},
-    prompts::conversation,
     refusal::Refusal,
 };
 
-/// `{prompt | messages, add_special_tokens, return_token_strs}` to `{count, max_model_len, tokens,
-/// token_strs}`. A list of messages may also stand in `prompt`, as lm_eval sends it.
+/// `{prompt, add_special_tokens, return_token_strs}` to `{count, max_model_len, tokens, token_strs}`,
+/// or `messages` and what else a chat route takes for its template in place of `prompt`. A list of
+/// messages may also stand in `prompt`, as lm_eval sends it.
 pub async fn tokenize(State(app): State<App>, mut fields: Fields) -> Result<Json<Value>, Refusal> {
     app.check_model(&fields)?;
     let special = fields.optional_flag("add_special_tokens")?;
     let with_strings = fields.flag("return_token_strs")?;
-    let (text, special) = match (fields.take("prompt"), fields.take("messages")) {
-        (Some(Value::String(text)), None) => (text, special.unwrap_or(true)),
+    let ids = match (fields.take("prompt"), fields.take("messages")) {
+        (Some(Value::String(text)), None) => {
+            app.generator.encode(text, special.unwrap_or(true)).await?
+        }
         (Some(messages @ Value::Array(_)), None) | (None, Some(messages)) => {
-            let text = app.generator.render(conversation(messages)?).await?;
-            // The template has written the special tokens.
-            (text, special.unwrap_or(false))
+            // The template writes the special tokens.
+            let conversation = conversation::read(&mut fields, messages)?;
+            app.generator.encode_conversation(Arc::new(conversation)).await?
         }
         (Some(other), None) => return Err(must_be("prompt", "a string or messages", &other)),
         (Some(_), Some(_)) => {
@@ -29,7 +33,6 @@ pub async fn tokenize(State(app): State<App>, mut fields: Fields) -> Result<Json
         }
         (None, None) => return Err(Refusal::missing("prompt")),
     };
-    let ids = app.generator.encode(text, special).await?;
     let mut strings = with_strings.then(Vec::new);
     if let Some(strings) = &mut strings {
         for id in &ids {

@@ -131,5 +131,5 @@ async fn lm_eval_gets_its_texts_in_order() {
     let conversation = json!({"prompt": [{"role": "user", "content": "hi"}], "max_tokens": 2});
     assert_eq!(server.post("/v1/completions", &conversation).await.status, 200);
     let request = server.fake.take_requests().pop().unwrap();
-    assert!(matches!(request.prompt, Prompt::Messages(messages) if messages.len() == 1));
+    assert!(matches!(request.prompt, Prompt::Conversation(given) if given.messages.len() == 1));
 }

@@ -138,8 +138,8 @@ async fn known_fields_that_are_not_built_are_refused_not_ignored() {
         (COMPLETIONS, "use_beam_search", json!(true)),
         (COMPLETIONS, "response_format", json!({"type": "structural_tag"})),
         (CHAT, "tools", json!([{"type": "function"}])),
-        (CHAT, "continue_final_message", json!(true)),
-        (CHAT, "add_generation_prompt", json!(false)),
+        (CHAT, "chat_template", json!("{{ messages }}")),
+        (COMPLETIONS, "chat_template", json!("{{ messages }}")),
         (CHAT, "modalities", json!(["text", "audio"])),
     ] {
         let mut body = json!({"prompt": "hi", "messages": [{"role": "user", "content": "a"}]});

@@ -1,6 +1,11 @@
 //! A generator that does what the prompt's text says.
 
-use std::{collections::VecDeque, future::ready, sync::Mutex, task::Poll};
+use std::{
+    collections::VecDeque,
+    future::ready,
+    sync::{Arc, Mutex},
+    task::Poll,
+};
 
 use futures::{
     StreamExt,
@@ -12,8 +17,9 @@ use tokio::sync::{Notify, Semaphore};
 
 use crate::{
     api::{
-        FinishReason, Finished, GenerateEvent, GenerateRequest, Generation, Generator, Prompt,
-        PromptScore, PromptToken, Readiness, ServedModel, StopCause, Token, TopToken, Usage,
+        Conversation, FinishReason, Finished, GenerateEvent, GenerateRequest, Generation,
+        Generator, Prompt, PromptScore, PromptToken, Readiness, ServedModel, StopCause, Token,
+        TopToken, Usage,
     },
     error::RouterError,
 };
@@ -197,8 +203,9 @@ fn text_of(prompt: &Prompt) -> String {
     match prompt {
         Prompt::Text(text) => text.clone(),
         Prompt::Ids(ids) => ids.iter().map(|id| char::from(*id as u8)).collect(),
-        Prompt::Messages(messages) => {
-            messages.last().and_then(|last| last["content"].as_str()).unwrap_or_default().to_owned()
+        Prompt::Conversation(conversation) => {
+            let last = conversation.messages.last();
+            last.and_then(|last| last["content"].as_str()).unwrap_or_default().to_owned()
         }
     }
 }
@@ -247,8 +254,15 @@ impl Generator for Fake {
         Box::pin(ready(Ok(text_of(&Prompt::Ids(ids)))))
     }
 
-    fn render(&self, messages: Vec<Value>) -> BoxFuture<'_, Result<String, RouterError>> {
-        Box::pin(ready(Ok(format!("<{}>", text_of(&Prompt::Messages(messages))))))
+    fn render(&self, given: Arc<Conversation>) -> BoxFuture<'_, Result<String, RouterError>> {
+        Box::pin(ready(Ok(format!("<{}>", text_of(&Prompt::Conversation(given))))))
+    }
+
+    fn encode_conversation(
+        &self,
+        given: Arc<Conversation>,
+    ) -> BoxFuture<'_, Result<Vec<u32>, RouterError>> {
+        self.encode(format!("<{}>", text_of(&Prompt::Conversation(given))), false)
     }
 
     fn model(&self) -> ServedModel {

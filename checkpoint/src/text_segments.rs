@@ -1,0 +1,128 @@
+//! Prompts of which it is known what is text and what is a special token, whatever they spell.
+//!
+//! A tokenizer finds its special tokens by their spelling, so a text that spells one would become
+//! one. To encode such a prompt as a whole (cutting it would change the tokens at the cuts), each
+//! special token that is meant gets a spelling that the text does not hold, and the tokens that
+//! are not meant get none.
+
+use std::collections::{HashMap, HashSet};
+
+use tokenizers::{AddedToken, AddedVocabulary, Model, OffsetType, PreTokenizer, Tokenizer};
+
+use crate::{CheckpointError, TextSources};
+
+/// Private-use characters, none of which has a meaning that a text could need.
+const LEADS: std::ops::RangeInclusive<char> = '\u{100000}'..='\u{10FFFD}';
+
+/// A stretch of a prompt.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Segment {
+    /// A token of [`TextSources::control_tokens`] that is meant.
+    Special(String),
+    /// Text, whatever it spells.
+    Text(String),
+}
+
+impl TextSources {
+    /// Token ids of a prompt, nothing added around it. The ids are those of [`Self::encode`] for
+    /// the same text as long as no text segment spells a control token.
+    ///
+    /// # Errors
+    /// The text holds every character that could set special tokens apart.
+    pub fn encode_segments(&self, segments: &[Segment]) -> Result<Vec<u32>, CheckpointError> {
+        let parts = segments.iter().map(|segment| match segment {
+            Segment::Special(token) => (token.as_str(), true),
+            Segment::Text(text) => (text.as_str(), false),
+        });
+        let parts: Vec<(&str, bool)> = parts.collect();
+        self.encode_parts(&parts).map_err(|error| {
+            let bytes = parts.iter().map(|(text, _)| text.len()).sum();
+            CheckpointError::Encode { bytes, detail: error.to_string() }
+        })
+    }
+
+    /// Parts are `(content, is a special token)`.
+    pub(crate) fn encode_parts(
+        &self,
+        parts: &[(&str, bool)],
+    ) -> Result<Vec<u32>, tokenizers::Error> {
+        let lead = free_lead(parts.iter().map(|(content, _)| *content))?;
+        let mut spellings: HashMap<&str, String> = HashMap::new();
+        let mut text = String::new();
+        for &(content, is_special) in parts {
+            if is_special {
+                let number = spellings.len();
+                let spelling = || format!("{lead}{number}{lead}");
+                text.push_str(spellings.entry(content).or_insert_with(spelling));
+            } else {
+                text.push_str(content);
+            }
+        }
+        AddedTokens::new(self, lead, &spellings)?.encode(&self.tokenizer, &text)
+    }
+}
+
+/// A character that no text holds.
+fn free_lead<'a>(texts: impl Iterator<Item = &'a str>) -> Result<char, tokenizers::Error> {
+    let characters = texts.flat_map(str::chars).filter(|character| LEADS.contains(character));
+    let held: HashSet<char> = characters.collect();
+    let free = LEADS.into_iter().find(|lead| !held.contains(lead));
+    free.ok_or_else(|| "it holds all private-use characters of Unicode's last plane".into())
+}
+
+/// Tokens that are found in a text before it is cut, and the ids they stand for.
+struct AddedTokens {
+    vocabulary: AddedVocabulary,
+    ids: HashMap<u32, u32>,
+}
+
+impl AddedTokens {
+    /// The added tokens that are not control tokens, and control tokens under other spellings.
+    fn new(
+        sources: &TextSources,
+        lead: char,
+        spellings: &HashMap<&str, String>,
+    ) -> Result<Self, tokenizers::Error> {
+        let tokenizer = &sources.tokenizer;
+        let control: HashSet<String> = sources.control_tokens().into_iter().collect();
+        let mut tokens: Vec<(u32, AddedToken)> = Vec::new();
+        for (id, token) in tokenizer.get_added_tokens_decoder() {
+            if let Some(spelling) = spellings.get(token.content.as_str()) {
+                let token = AddedToken { content: spelling.clone(), ..token };
+                tokens.push((id, token.normalized(false).special(false)));
+            } else if !token.special && !control.contains(&token.content) {
+                tokens.push((id, token));
+            }
+        }
+        tokens.sort_by_key(|(id, _)| *id);
+        let mut vocabulary = AddedVocabulary::new();
+        let (model, normalizer) = (tokenizer.get_model(), tokenizer.get_normalizer());
+        // New ids count on from the number of the model's tokens, which lies below its last id
+        // where the ids have gaps.
+        let gaps = sources.model_ids.saturating_sub(model.get_vocab_size() as u32);
+        let filler = |number| AddedToken::from(format!("{lead}gap{number}{lead}"), false);
+        let fillers = (0..gaps).map(|number| filler(number).normalized(false));
+        vocabulary.add_tokens(fillers, model, normalizer)?;
+        vocabulary.add_tokens(tokens.iter().map(|(_, token)| token.clone()), model, normalizer)?;
+        let ids = tokens
+            .iter()
+            .filter_map(|(id, token)| Some((*vocabulary.get_vocab().get(&token.content)?, *id)));
+        Ok(Self { ids: ids.collect(), vocabulary })
+    }
+
+    /// As the tokenizer itself encodes, but for the added tokens it looks for.
+    fn encode(&self, tokenizer: &Tokenizer, text: &str) -> Result<Vec<u32>, tokenizers::Error> {
+        let mut pieces = self.vocabulary.extract_and_normalize(tokenizer.get_normalizer(), text);
+        if let Some(pre_tokenizer) = tokenizer.get_pre_tokenizer() {
+            pre_tokenizer.pre_tokenize(&mut pieces)?;
+        }
+        tokenizer.get_model().tokenize_in_pretokenized(&mut pieces, None)?;
+        let encoding = pieces.into_encoding(None, 0, OffsetType::None)?;
+        let meant = |id: &u32| self.ids.get(id).copied().unwrap_or(*id);
+        Ok(encoding.get_ids().iter().map(meant).collect())
+    }
+}
+
+#[cfg(test)]
+#[path = "text_segments_tests.rs"]
+mod tests;
