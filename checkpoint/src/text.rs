@@ -62,13 +62,20 @@ impl TextSources {
                 self.tokenizer.post_process(encoding, None, add_special)
             }),
         };
-        match encoding {
-            Ok(encoding) => Ok(encoding.get_ids().to_vec()),
-            Err(error) => {
-                let (bytes, detail) = (text.len(), error.to_string());
-                Err(CheckpointError::Encode { bytes, detail })
-            }
-        }
+        encoding
+            .map(|encoding| encoding.get_ids().to_vec())
+            .map_err(|error| not_encoded(text, error.as_ref()))
+    }
+
+    /// As [`Self::encode`] with `parse_special`, each token with the characters of `text` that it
+    /// stands for.
+    pub fn encode_with_offsets(
+        &self,
+        text: &str,
+        add_special: bool,
+    ) -> Result<Encoding, CheckpointError> {
+        let encoding = self.tokenizer.encode_char_offsets(text, add_special);
+        encoding.map_err(|error| not_encoded(text, error.as_ref()))
     }
 
     /// Ids of the tokens that end an answer, as far as the tokenizer's files tell.
@@ -106,6 +113,10 @@ impl TextSources {
             }
         }
     }
+}
+
+fn not_encoded(text: &str, error: &dyn std::error::Error) -> CheckpointError {
+    CheckpointError::Encode { bytes: text.len(), detail: error.to_string() }
 }
 
 /// `<|…|>`, also with the full-width bars of DeepSeek.

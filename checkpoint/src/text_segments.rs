@@ -5,7 +5,10 @@
 //! special token that is meant gets a spelling that the text does not hold, and the tokens that
 //! are not meant get none.
 
-use std::collections::{HashMap, HashSet};
+use std::{
+    collections::{HashMap, HashSet},
+    ops::Range,
+};
 
 use tokenizers::{AddedToken, AddedVocabulary, Model, OffsetType, PreTokenizer, Tokenizer};
 
@@ -13,6 +16,9 @@ use crate::{CheckpointError, TextSources};
 
 /// Private-use characters, none of which has a meaning that a text could need.
 const LEADS: std::ops::RangeInclusive<char> = '\u{100000}'..='\u{10FFFD}';
+
+/// A token and the characters that it stands for.
+pub type Placed = (u32, Range<usize>);
 
 /// A stretch of a prompt.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -30,15 +36,19 @@ impl TextSources {
     /// # Errors
     /// The text holds every character that could set special tokens apart.
     pub fn encode_segments(&self, segments: &[Segment]) -> Result<Vec<u32>, CheckpointError> {
-        let parts = segments.iter().map(|segment| match segment {
-            Segment::Special(token) => (token.as_str(), true),
-            Segment::Text(text) => (text.as_str(), false),
-        });
-        let parts: Vec<(&str, bool)> = parts.collect();
-        self.encode_parts(&parts).map_err(|error| {
-            let bytes = parts.iter().map(|(text, _)| text.len()).sum();
-            CheckpointError::Encode { bytes, detail: error.to_string() }
-        })
+        let parts = parts_of(segments);
+        self.encode_parts(&parts).map_err(|error| not_encoded(&parts, &error))
+    }
+
+    /// As [`Self::encode_segments`], each token with the characters of the segments' text that it
+    /// stands for.
+    pub fn encode_segments_with_offsets(
+        &self,
+        segments: &[Segment],
+    ) -> Result<Vec<Placed>, CheckpointError> {
+        let parts = parts_of(segments);
+        let placed = self.encode_parts_with_offsets(&parts);
+        placed.map_err(|error| not_encoded(&parts, &error))
     }
 
     /// Parts are `(content, is a special token)`.
@@ -46,19 +56,83 @@ impl TextSources {
         &self,
         parts: &[(&str, bool)],
     ) -> Result<Vec<u32>, tokenizers::Error> {
+        let spelled = Spelled::new(parts)?;
+        let encoding = spelled.encode(self, OffsetType::None)?;
+        Ok(encoding.into_iter().map(|(id, _)| id).collect())
+    }
+
+    fn encode_parts_with_offsets(
+        &self,
+        parts: &[(&str, bool)],
+    ) -> Result<Vec<Placed>, tokenizers::Error> {
+        let spelled = Spelled::new(parts)?;
+        let encoding = spelled.encode(self, OffsetType::Char)?;
+        let meant = |at: Range<usize>| spelled.meant_char(at.start)..spelled.meant_char(at.end);
+        Ok(encoding.into_iter().map(|(id, place)| (id, meant(place))).collect())
+    }
+}
+
+fn parts_of(segments: &[Segment]) -> Vec<(&str, bool)> {
+    let parts = segments.iter().map(|segment| match segment {
+        Segment::Special(token) => (token.as_str(), true),
+        Segment::Text(text) => (text.as_str(), false),
+    });
+    parts.collect()
+}
+
+fn not_encoded(parts: &[(&str, bool)], error: &tokenizers::Error) -> CheckpointError {
+    let bytes = parts.iter().map(|(text, _)| text.len()).sum();
+    CheckpointError::Encode { bytes, detail: error.to_string() }
+}
+
+/// Parts as one text, in which each special token has a spelling of its own.
+struct Spelled<'a> {
+    lead: char,
+    spellings: HashMap<&'a str, String>,
+    text: String,
+    /// After each special token: the characters so far, as spelled and as meant.
+    places: Vec<(usize, usize)>,
+}
+
+impl<'a> Spelled<'a> {
+    fn new(parts: &[(&'a str, bool)]) -> Result<Self, tokenizers::Error> {
         let lead = free_lead(parts.iter().map(|(content, _)| *content))?;
-        let mut spellings: HashMap<&str, String> = HashMap::new();
-        let mut text = String::new();
+        let mut spelled =
+            Self { lead, spellings: HashMap::new(), text: String::new(), places: Vec::new() };
+        let (mut spelled_chars, mut meant_chars) = (0, 0);
         for &(content, is_special) in parts {
-            if is_special {
-                let number = spellings.len();
-                let spelling = || format!("{lead}{number}{lead}");
-                text.push_str(spellings.entry(content).or_insert_with(spelling));
-            } else {
-                text.push_str(content);
+            let chars = content.chars().count();
+            meant_chars += chars;
+            if !is_special {
+                spelled_chars += chars;
+                spelled.text.push_str(content);
+                continue;
             }
+            let number = spelled.spellings.len();
+            let spelling = || format!("{lead}{number}{lead}");
+            let spelling = spelled.spellings.entry(content).or_insert_with(spelling);
+            spelled_chars += spelling.chars().count();
+            spelled.text.push_str(spelling);
+            spelled.places.push((spelled_chars, meant_chars));
         }
-        AddedTokens::new(self, lead, &spellings)?.encode(&self.tokenizer, &text)
+        Ok(spelled)
+    }
+
+    /// Ids, with places in the spelled text.
+    fn encode(
+        &self,
+        sources: &TextSources,
+        offsets: OffsetType,
+    ) -> Result<Vec<Placed>, tokenizers::Error> {
+        let added = AddedTokens::new(sources, self.lead, &self.spellings)?;
+        added.encode(&sources.tokenizer, &self.text, offsets)
+    }
+
+    /// Where a character of the spelled text stands in the meant one. No token cuts a special one.
+    fn meant_char(&self, char: usize) -> usize {
+        let before = self.places.partition_point(|&(spelled, _)| spelled <= char);
+        let (spelled, meant) = before.checked_sub(1).map_or((0, 0), |last| self.places[last]);
+        meant + (char - spelled)
     }
 }
 
@@ -111,15 +185,21 @@ impl AddedTokens {
     }
 
     /// As the tokenizer itself encodes, but for the added tokens it looks for.
-    fn encode(&self, tokenizer: &Tokenizer, text: &str) -> Result<Vec<u32>, tokenizers::Error> {
+    fn encode(
+        &self,
+        tokenizer: &Tokenizer,
+        text: &str,
+        offsets: OffsetType,
+    ) -> Result<Vec<Placed>, tokenizers::Error> {
         let mut pieces = self.vocabulary.extract_and_normalize(tokenizer.get_normalizer(), text);
         if let Some(pre_tokenizer) = tokenizer.get_pre_tokenizer() {
             pre_tokenizer.pre_tokenize(&mut pieces)?;
         }
         tokenizer.get_model().tokenize_in_pretokenized(&mut pieces, None)?;
-        let encoding = pieces.into_encoding(None, 0, OffsetType::None)?;
+        let encoding = pieces.into_encoding(None, 0, offsets)?;
         let meant = |id: &u32| self.ids.get(id).copied().unwrap_or(*id);
-        Ok(encoding.get_ids().iter().map(meant).collect())
+        let places = encoding.get_offsets().iter().map(|&(start, stop)| start..stop);
+        Ok(encoding.get_ids().iter().map(meant).zip(places).collect())
     }
 }
 

@@ -6,13 +6,15 @@ use std::{
 };
 
 use anyhow::bail;
-use tonic::transport::Channel;
 use trireme_proto::generate::v1::{
     FinishReason, GenerateRequest, Usage, generate_event::Event,
     generation_client::GenerationClient,
 };
 
-use crate::{cli::SamplingArgs, rpc::MESSAGE_BYTES_MAX};
+use crate::{
+    cli::SamplingArgs,
+    rpc::{Connection, MESSAGE_BYTES_MAX},
+};
 
 /// What an answer is printed as.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -58,7 +60,7 @@ impl Answer {
 }
 
 /// A client of the public API.
-pub fn client(channel: Channel) -> GenerationClient<Channel> {
+pub fn client(channel: Connection) -> GenerationClient<Connection> {
     GenerationClient::new(channel).max_decoding_message_size(MESSAGE_BYTES_MAX)
 }
 
@@ -78,7 +80,7 @@ impl<'a, W: Write> Incoming<'a, W> {
     /// Sends the request and receives the answer to its end; what came so far stays in `answer`.
     pub async fn receive(
         &mut self,
-        channel: Channel,
+        channel: Connection,
         request: GenerateRequest,
     ) -> anyhow::Result<()> {
         self.start = Instant::now();
@@ -128,6 +130,10 @@ impl<'a, W: Write> Incoming<'a, W> {
 
 /// A refusal in the server's own words.
 fn refused(status: &tonic::Status) -> anyhow::Error {
+    // An answer over HTTP/2 that is not gRPC.
+    if status.message().contains("invalid compression flag") {
+        return anyhow::anyhow!("no gRPC server answers there; is it the port of HTTP?");
+    }
     anyhow::anyhow!("{}: {}", status.code(), status.message())
 }
 

@@ -146,7 +146,7 @@ pub struct ServeArgs {
     /// The name that clients call the model by [default: the alias, or the last part of the path]
     #[arg(long, env = "TRIREME_SERVED_MODEL_NAME", value_name = "NAME")]
     pub served_model_name: Option<String>,
-    /// A file with the key that clients must show
+    /// A file with the key that clients must show; else TRIREME_API_KEY holds the key, if there is one
     #[arg(long, env = "TRIREME_API_KEY_FILE", value_name = "FILE")]
     pub api_key_file: Option<PathBuf>,
     /// Largest request body, such as 2MiB
@@ -182,6 +182,9 @@ pub struct ConnectArgs {
     /// Use a running server (http://HOST:PORT or unix:PATH) instead of starting one
     #[arg(long, env = "TRIREME_CONNECT", value_name = "URL")]
     pub connect: Option<String>,
+    /// With --connect: a file with the server's key; else TRIREME_API_KEY holds the key
+    #[arg(long, env = "TRIREME_API_KEY_FILE", value_name = "FILE")]
+    pub api_key_file: Option<PathBuf>,
 }
 
 #[derive(Args, Clone, Debug)]

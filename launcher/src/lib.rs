@@ -3,6 +3,7 @@
 #![forbid(unsafe_code)]
 
 pub mod answer;
+pub mod api_key;
 pub mod binaries;
 pub mod child_log;
 pub mod cli;

@@ -8,7 +8,10 @@ use std::{
     path::Path,
 };
 
-use crate::config::{Dtype, EngineConfig, Front, Limits};
+use crate::{
+    api_key::ApiKey,
+    config::{Dtype, EngineConfig, Front, Limits},
+};
 
 /// Beyond these a value is a slip of the hand: buffers grow with the first two.
 const BATCH_TOKENS_MAX: u64 = 1 << 18;
@@ -23,6 +26,8 @@ pub enum Refusal {
     OverLimit { flag: &'static str, given: u64, limit: u64 },
     #[error("{flag} {given}: {reason}")]
     Value { flag: &'static str, given: String, reason: String },
+    #[error("{variable}: {reason}")]
+    Secret { variable: &'static str, reason: &'static str },
     #[error("{flag} {port}: cannot listen on {host}: {reason}")]
     Port { flag: &'static str, port: u16, host: IpAddr, reason: String },
 }
@@ -102,9 +107,9 @@ pub fn check_replicas(replicas: NonZeroU32) -> Result<(), Refusal> {
     }
 }
 
-/// Files of the router's doors.
+/// The key of the router's doors.
 pub fn check_front(front: &Front) -> Result<(), Refusal> {
-    front.api_key_file.as_deref().map_or(Ok(()), |path| check_text("--api-key-file", path))
+    ApiKey::given(front.api_key_file.as_deref()).map(drop)
 }
 
 fn check_text(flag: &'static str, path: &Path) -> Result<(), Refusal> {

@@ -24,6 +24,8 @@ use trireme_proto::generate::v1::{
 #[derive(Clone, Default)]
 struct Echo {
     requests: Arc<Mutex<Vec<GenerateRequest>>>,
+    /// What was shown as a key.
+    keys: Arc<Mutex<Vec<String>>>,
 }
 
 impl Echo {
@@ -72,6 +74,10 @@ impl Generation for Echo {
         &self,
         request: Request<GenerateRequest>,
     ) -> Result<Response<Self::GenerateStreamStream>, Status> {
+        if let Some(key) = request.metadata().get("authorization") {
+            let key = key.to_str().map_err(|_| Status::unauthenticated("no text"))?.to_owned();
+            self.keys.lock().unwrap().push(key);
+        }
         let request = request.into_inner();
         let events = Self::events(&request)?;
         self.requests.lock().unwrap().push(request);
@@ -185,6 +191,18 @@ async fn generate_prints_the_answer_whole() {
     let ids = ["generate", "--prompt-ids", "1,2", "--max-new-tokens", "3"];
     scene.check(&ids, "", (0, "100 101 102 \n", "3 tokens")).await;
     scene.check(&["generate", "--prompt", "refuse"], "", (1, "", "the limit is 8")).await;
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+async fn the_key_of_a_file_is_shown() {
+    let scene = Scene::start();
+    std::fs::write(scene.path("key"), "sesame\n").unwrap();
+    scene.check(&["generate", "--prompt", "a", "--api-key-file", "key"], "", (0, "a\n", "")).await;
+    scene.check(&["generate", "--prompt", "a"], "", (0, "a\n", "")).await;
+    assert_eq!(*scene.echo.keys.lock().unwrap(), ["Bearer sesame"]);
+    std::fs::write(scene.path("key"), " \n").unwrap();
+    let empty = ["generate", "--prompt", "a", "--api-key-file", "key"];
+    scene.check(&empty, "", (2, "", "--api-key-file key: the key is empty")).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]

@@ -1,7 +1,7 @@
 //! What a client can ask and what it gets, free of any transport. HTTP and gRPC convert to and
 //! from these types and nothing else.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{collections::BTreeMap, ops::Range, sync::Arc};
 
 use futures::{future::BoxFuture, stream::BoxStream};
 use trireme_grammar::Grammar;
@@ -19,6 +19,13 @@ pub trait Generator: Send + Sync + 'static {
         text: String,
         add_special_tokens: bool,
     ) -> BoxFuture<'_, Result<Vec<u32>, RouterError>>;
+    /// A prompt to its tokens as generation would read it, each with its place in the text.
+    /// Special tokens are added as for [`Parameters::add_special_tokens`].
+    fn tokenize(
+        &self,
+        prompt: Prompt,
+        add_special_tokens: Option<bool>,
+    ) -> BoxFuture<'_, Result<Tokenized, RouterError>>;
     /// Ids to text, special tokens included.
     fn decode(&self, ids: Vec<u32>) -> BoxFuture<'_, Result<String, RouterError>>;
     /// A conversation to the text of its prompt.
@@ -71,6 +78,22 @@ pub enum Prompt {
     Ids(Vec<u32>),
     /// Rendered by the chat template.
     Conversation(Arc<Conversation>),
+}
+
+/// A text and its tokens.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Tokenized {
+    pub text: String,
+    pub pieces: Vec<Piece>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Piece {
+    pub id: u32,
+    /// As the vocabulary spells it.
+    pub token: String,
+    /// The characters of the text that it stands for; empty for a token that was added.
+    pub chars: Range<usize>,
 }
 
 /// A conversation, as `apply_chat_template` of Hugging Face takes it.

@@ -18,6 +18,9 @@ use crate::{dispatcher::DispatcherSettings, shard_group::GroupSettings};
 /// Tokens that a client may fall behind before it is dropped: minutes of reading, under a megabyte.
 const LAG_TOKENS: usize = 4096;
 
+/// Holds the key itself where no file is given: a command line would show it.
+const API_KEY_VARIABLE: &str = "TRIREME_API_KEY";
+
 /// Most requests running at once, where the step has room for that many tokens.
 const SEQUENCES_DEFAULT: u32 = 64;
 
@@ -88,7 +91,8 @@ pub struct Args {
     /// At shutdown, running requests may take this long to finish.
     #[arg(long, env = "TRIREME_DRAIN_DEADLINE_S", default_value_t = 30, value_name = "S")]
     pub drain_deadline_s: u64,
-    /// File that holds the API key; without it the APIs are open.
+    /// File that holds the API key; else TRIREME_API_KEY holds it. Without either the APIs are
+    /// open.
     #[arg(long, env = "TRIREME_API_KEY_FILE", value_name = "PATH")]
     pub api_key_file: Option<PathBuf>,
     /// Jinja chat template that replaces the model's own.
@@ -144,6 +148,13 @@ impl ApiKey {
         let text = std::fs::read_to_string(path)
             .with_context(|| format!("--api-key-file {}", path.display()))?;
         Self::new(&text).with_context(|| format!("--api-key-file {} is empty", path.display()))
+    }
+
+    /// `None` where the variable is not set.
+    fn of_environment() -> anyhow::Result<Option<Self>> {
+        let Some(text) = std::env::var_os(API_KEY_VARIABLE) else { return Ok(None) };
+        let text = text.to_str().with_context(|| format!("{API_KEY_VARIABLE} is not UTF-8"))?;
+        Self::new(text).with_context(|| format!("{API_KEY_VARIABLE} is empty")).map(Some)
     }
 
     /// The key itself, for a holder that guards it as well.
@@ -230,7 +241,10 @@ impl Args {
             max_waiting: self.max_waiting,
             prefix_cache: !self.no_prefix_cache,
             drain_deadline: Duration::from_secs(self.drain_deadline_s),
-            api_key: self.api_key_file.as_deref().map(ApiKey::read).transpose()?,
+            api_key: match self.api_key_file.as_deref() {
+                Some(file) => Some(ApiKey::read(file)?),
+                None => ApiKey::of_environment()?,
+            },
             chat_template: self.chat_template.as_ref().map(read).transpose()?,
             max_body_bytes: self.max_body_bytes,
             control_socket: self.control_socket,

@@ -8,7 +8,7 @@ use tracing::{Instrument, Span, field};
 use crate::{
     api::{
         Constraint, Conversation, GenerateRequest, Generation, Generator, Prompt, Readiness,
-        ServedModel,
+        ServedModel, Tokenized,
     },
     dispatcher::Dispatcher,
     error::RouterError,
@@ -144,6 +144,35 @@ impl Front {
             }
         }
     }
+
+    async fn pieces_of(
+        &self,
+        prompt: Prompt,
+        add_special_tokens: Option<bool>,
+    ) -> Result<Tokenized, RouterError> {
+        let (conversation, text) = match prompt {
+            Prompt::Text(text) => (None, text),
+            Prompt::Ids(ids) => (None, self.decode(ids).await?),
+            Prompt::Conversation(conversation) => (Some(conversation), String::new()),
+        };
+        let limits = self.dispatcher.engine();
+        let limits = limits.map(|engine| self.limits(engine.max_model_len, engine.vocab_size));
+        let check = |text: &str| match &limits {
+            Some(limits) => validation::check_text(text, false, limits),
+            None => Ok(()),
+        };
+        let Some(conversation) = conversation else {
+            check(&text)?;
+            return self.text("prompt")?.pieces(text, add_special_tokens.unwrap_or(true)).await;
+        };
+        let pipeline = self.text("messages")?;
+        let rendered = pipeline.render(conversation).await?;
+        check(rendered.text())?;
+        match add_special_tokens {
+            Some(true) => pipeline.pieces(rendered.into_text(), true).await,
+            _ => pipeline.rendered_pieces(rendered).await,
+        }
+    }
 }
 
 impl Generator for Front {
@@ -175,6 +204,14 @@ impl Generator for Front {
             self.text("text")?.encode(text, add_special_tokens).await
         }
         .boxed()
+    }
+
+    fn tokenize(
+        &self,
+        prompt: Prompt,
+        add_special_tokens: Option<bool>,
+    ) -> BoxFuture<'_, Result<Tokenized, RouterError>> {
+        self.pieces_of(prompt, add_special_tokens).boxed()
     }
 
     fn decode(&self, ids: Vec<u32>) -> BoxFuture<'_, Result<String, RouterError>> {

@@ -8,29 +8,27 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use axum::{
-    Router,
-    extract::Request,
-    routing::{get, post},
-};
-
-use crate::{api::Generator, error::RouterError, metrics::Exposition, stack};
-use fields::Fields;
+use crate::{api::Generator, error::RouterError, metrics::Exposition};
+use fields::{Fields, field::Field};
 use refusal::Refusal;
 
+pub use routes::routes;
 pub use server::serve;
 
 mod about;
+mod best_of;
 mod chat;
 mod completions;
 mod constraint;
 mod conversation;
+mod documentation;
 mod ending;
 mod fields;
 mod first_bytes;
 mod logprobs;
 mod prompts;
 pub mod refusal;
+mod routes;
 mod sampling;
 mod server;
 mod tgi;
@@ -40,6 +38,19 @@ mod usage;
 
 #[cfg(test)]
 pub(crate) mod tests;
+
+/// The fields of every body, and so all that a body is read for.
+const TABLES: &[&[Field]] = &[
+    completions::FIELDS,
+    chat::FIELDS,
+    conversation::FIELDS,
+    constraint::FIELDS,
+    sampling::FIELDS,
+    tgi::FIELDS,
+    tokens::TOKENIZE,
+    tokens::DETOKENIZE,
+    tokens::CHAT_TOKENIZE,
+];
 
 /// The front's own bounds.
 #[derive(Clone)]
@@ -99,10 +110,11 @@ impl App {
         })
     }
 
-    /// Refuses a request for another model. An absent name is taken.
+    /// Refuses a request for another model. An absent name is taken, and so are the names by which
+    /// TGI's clients (`text-generation`, `huggingface_hub`) call whatever is served.
     fn check_model(&self, fields: &Fields) -> Result<(), Refusal> {
         match fields.text("model")? {
-            None | Some("") => Ok(()),
+            None | Some("" | "tgi" | "dummy") => Ok(()),
             Some(given) => self.check_model_name(given),
         }
     }
@@ -117,54 +129,27 @@ impl App {
     }
 
     /// Refuses more answers than can wait at once, which could never be admitted together.
-    fn check_choices(&self, prompts: usize, n: u32) -> Result<(), Refusal> {
+    /// `field` is what asks for `each` of them for each prompt.
+    fn check_choices(&self, prompts: usize, each: u32, field: &'static str) -> Result<(), Refusal> {
         let limit = self.config.max_choices;
-        let choices = prompts.saturating_mul(n as usize);
+        let choices = prompts.saturating_mul(each as usize);
         if choices <= limit {
             return Ok(());
         }
-        let field = if prompts > 1 { "prompt" } else { "n" };
+        let field = if prompts > 1 { "prompt" } else { field };
         let message =
             format!("{field} asks for {choices} answers, one request may ask for {limit}");
         Err(Refusal::invalid(field, message))
     }
 
+    /// OpenAI's `system_fingerprint`: two answers with the same one come from the same arithmetic.
+    fn fingerprint(&self) -> String {
+        let model = self.generator.model();
+        let version = env!("CARGO_PKG_VERSION");
+        format!("trireme-{version}-{}-tp{}-pp{}", model.dtype, model.tp, model.pp)
+    }
+
     fn now_s(&self) -> u64 {
         SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.as_secs())
     }
-}
-
-/// All routes under the whole stack.
-pub fn routes(app: App) -> Router {
-    let routes = Router::new()
-        .route("/v1/completions", post(completions::create))
-        .route("/v1/chat/completions", post(chat::create))
-        .route("/v1/models", get(about::models))
-        .route("/v1/models/{*id}", get(about::model))
-        .route("/", post(tgi::compatible))
-        .route("/generate", post(tgi::generate))
-        .route("/generate_stream", post(tgi::generate_stream))
-        .route("/tokenize", post(tokens::tokenize))
-        .route("/detokenize", post(tokens::detokenize))
-        .route("/tokenizer_info", get(about::tokenizer_info))
-        .route("/info", get(about::info))
-        .route("/version", get(about::version))
-        .route("/live", get(about::live))
-        .route("/ready", get(about::ready))
-        .route("/health", get(about::ready))
-        .route("/metrics", get(about::metrics))
-        .route("/reset_prefix_cache", post(about::reset_prefix_cache))
-        .route("/flush_cache", post(about::reset_prefix_cache))
-        .fallback(no_route)
-        .method_not_allowed_fallback(wrong_method)
-        .with_state(app.clone());
-    stack::wrap(routes, &app)
-}
-
-async fn no_route(request: Request) -> Refusal {
-    Refusal::no_route(request.method().as_str(), request.uri().path())
-}
-
-async fn wrong_method(request: Request) -> Refusal {
-    Refusal::wrong_method(request.method().as_str(), request.uri().path())
 }

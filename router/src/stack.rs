@@ -34,8 +34,8 @@ use crate::{
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 /// A longer id from a client is not kept: ids stand in logs and in every event.
 pub const REQUEST_ID_CHARS_MAX: usize = 128;
-/// Routes that need no key: a probe has none, and they tell nothing.
-const OPEN_ROUTES: &[&str] = &["/live", "/ready", "/health"];
+/// Probes have no key and must be answered when the server is full.
+const PROBES: &[&str] = &["/live", "/ready", "/health"];
 
 /// Wraps the routes, outermost layer first.
 pub fn wrap(routes: Router, app: &App) -> Router {
@@ -199,10 +199,17 @@ async fn authorize(State(app): State<App>, request: Request, next: Next) -> Resp
     let Some(key) = &app.config.api_key else {
         return next.run(request).await;
     };
-    if OPEN_ROUTES.contains(&request.uri().path()) || bears(&request, key) {
+    if is_open(request.uri().path()) || bears(&request, key) {
         return next.run(request).await;
     }
     Refusal::from(RouterError::Unauthorized).into_response()
+}
+
+/// Routes that need no key: probes, and what describes the API, of which a browser loads the page
+/// before its user can give it the key. They tell nothing of the model.
+fn is_open(path: &str) -> bool {
+    let described = path == "/openapi.json" || path == "/docs" || path.starts_with("/docs/");
+    described || PROBES.contains(&path)
 }
 
 /// Compares in a time that does not tell how much of the key was right.
@@ -222,8 +229,7 @@ struct Bound {
 }
 
 async fn admit(State(bound): State<Bound>, request: Request, next: Next) -> Response {
-    // A probe must be answered most of all when the server is full.
-    if OPEN_ROUTES.contains(&request.uri().path()) {
+    if PROBES.contains(&request.uri().path()) {
         return next.run(request).await;
     }
     match bound.permits.try_acquire_owned() {

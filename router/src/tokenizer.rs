@@ -13,7 +13,7 @@ use tokio::sync::Semaphore;
 use trireme_checkpoint::{CheckpointError, TextSources};
 
 use crate::{
-    api::Conversation,
+    api::{Conversation, Piece, Tokenized},
     chat_template::{ChatTemplate, Rendered, TemplateError, TemplateTokens},
     detokenizer::TextDecoder,
     error::RouterError,
@@ -87,6 +87,20 @@ impl TextPipeline {
         add_special_tokens: bool,
     ) -> Result<Vec<u32>, RouterError> {
         self.run(move |model| model.encode(&text, add_special_tokens)).await
+    }
+
+    /// As [`Self::encode`], with the place of each token.
+    pub async fn pieces(
+        &self,
+        text: String,
+        add_special_tokens: bool,
+    ) -> Result<Tokenized, RouterError> {
+        self.run(move |model| model.pieces(&text, add_special_tokens)).await
+    }
+
+    /// As [`Self::encode_rendered`], with the place of each token.
+    pub async fn rendered_pieces(&self, rendered: Rendered) -> Result<Tokenized, RouterError> {
+        self.run(move |model| model.rendered_pieces(&rendered)).await
     }
 
     /// The prompt of a conversation, in text.
@@ -178,10 +192,35 @@ impl ModelText {
         };
         ids(self.decoder.sources.encode_segments(segments))
     }
+
+    fn pieces(&self, text: &str, add_special_tokens: bool) -> Result<Tokenized, RouterError> {
+        let encoding = self.decoder.sources.encode_with_offsets(text, add_special_tokens);
+        let encoding = encoding.map_err(not_encoded)?;
+        let tokens = encoding.get_tokens().iter().zip(encoding.get_offsets());
+        let pieces = encoding.get_ids().iter().zip(tokens).map(|(&id, (token, &(start, stop)))| {
+            Piece { id, token: token.clone(), chars: start..stop }
+        });
+        Ok(Tokenized { text: text.to_owned(), pieces: pieces.collect() })
+    }
+
+    fn rendered_pieces(&self, rendered: &Rendered) -> Result<Tokenized, RouterError> {
+        let Some(segments) = rendered.segments() else {
+            return self.pieces(rendered.text(), false);
+        };
+        let sources = &self.decoder.sources;
+        let placed = sources.encode_segments_with_offsets(segments).map_err(not_encoded)?;
+        let token = |id| sources.tokenizer.id_to_token(id).unwrap_or_default();
+        let pieces = placed.into_iter().map(|(id, chars)| Piece { id, token: token(id), chars });
+        Ok(Tokenized { text: rendered.text().to_owned(), pieces: pieces.collect() })
+    }
 }
 
 fn ids(encoded: Result<Vec<u32>, CheckpointError>) -> Result<Vec<u32>, RouterError> {
-    encoded.map_err(|error| RouterError::Internal(anyhow!(error).context("encode text")))
+    encoded.map_err(not_encoded)
+}
+
+fn not_encoded(error: CheckpointError) -> RouterError {
+    RouterError::Internal(anyhow!(error).context("encode text"))
 }
 
 #[cfg(test)]

@@ -15,7 +15,7 @@ const REPETITION_PENALTY_MOST: f32 = 100.0;
 const LOGIT_BIAS_MOST: f32 = 100.0;
 const LOGIT_BIASES_MOST: usize = 1024;
 pub const TOP_LOGPROBS_MOST: u32 = 20;
-const STOPS_MOST: usize = 16;
+pub const STOPS_MOST: usize = 16;
 const STOP_TOKENS_MOST: usize = 64;
 const STOP_BYTES_MOST: usize = 1024;
 /// A grammar's text; OpenAI's own limit on a schema's names and values is 120,000 characters.

@@ -1,4 +1,5 @@
-//! Real clients: the `openai` package, gRPC by reflection, and the README's curl lines.
+//! Real clients: the `openai`, `text-generation` and `huggingface_hub` packages, gRPC by reflection,
+//! and the README's curl lines.
 
 use std::{
     path::{Path, PathBuf},
@@ -21,20 +22,21 @@ pub(crate) fn run(command: &mut Command) -> Result<String> {
     Ok(said)
 }
 
-/// A Python with the client packages, made once beside the build.
+/// A Python with the client packages, made beside the build once for each list of packages.
 pub(crate) fn python() -> Result<PathBuf> {
     let folder = binary("trireme").parent().expect("a folder").join("client-python");
     let python = folder.join("bin/python");
     let marker = folder.join("packages.ok");
     let requirements = script("requirements.txt");
     let wanted = std::fs::read_to_string(&requirements)?;
-    if std::fs::read_to_string(&marker).ok().as_deref() != Some(&wanted) {
-        run(Command::new("python3").args(["-m", "venv"]).arg(&folder))?;
-        run(Command::new(&python)
-            .args(["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "-r"])
-            .arg(&requirements))?;
-        std::fs::write(marker, wanted)?;
+    if std::fs::read_to_string(&marker).is_ok_and(|installed| installed == wanted) {
+        return Ok(python);
     }
+    run(Command::new("python3").args(["-m", "venv"]).arg(&folder))?;
+    run(Command::new(&python)
+        .args(["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "-r"])
+        .arg(requirements))?;
+    std::fs::write(marker, wanted)?;
     Ok(python)
 }
 
@@ -43,7 +45,7 @@ pub(crate) fn script(name: &str) -> PathBuf {
 }
 
 #[tokio::test(flavor = "multi_thread")]
-async fn the_openai_package_and_grpc_reflection_work() -> Result<()> {
+async fn packages_of_clients_and_grpc_reflection_work() -> Result<()> {
     let python = python()?;
     let server = Server::start(&ServerOptions::new(fixture::smollm2()).split(2, 1))?;
     let said = run(Command::new(&python)
@@ -53,6 +55,10 @@ async fn the_openai_package_and_grpc_reflection_work() -> Result<()> {
     let said =
         run(Command::new(&python).arg(script("grpc_client.py")).arg(server.grpc.to_string()))?;
     assert!(said.contains("grpc client: all good"), "{said}");
+    let said = run(Command::new(&python)
+        .arg(script("tgi_client.py"))
+        .arg(format!("http://{}", server.http)))?;
+    assert!(said.contains("tgi clients: all good"), "{said}");
     Ok(())
 }
 

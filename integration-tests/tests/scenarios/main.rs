@@ -7,6 +7,7 @@ mod bad_input;
 mod checkpoints;
 mod clients;
 mod golden;
+mod keys;
 mod lifecycle;
 mod shard_loss;
 mod traces;

@@ -10,7 +10,11 @@ use tokio::{
 };
 
 use super::{Event, Happening};
-use crate::{child_log::ChildLog, topology::ProcessSpec};
+use crate::{
+    api_key,
+    child_log::ChildLog,
+    topology::{ProcessSpec, Role},
+};
 
 /// What children start with.
 #[derive(Clone, Debug)]
@@ -61,6 +65,9 @@ impl Child {
             .kill_on_drop(true);
         for variable in &nursery.hidden_variables {
             command.env_remove(variable);
+        }
+        if spec.role != Role::Router {
+            command.env_remove(api_key::VARIABLE);
         }
         if let Some(filter) = nursery.log_filter {
             command.env(trireme_telemetry::LOG_VARIABLE, filter);

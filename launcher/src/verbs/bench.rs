@@ -35,8 +35,7 @@ pub fn bench(args: &BenchArgs) -> anyhow::Result<()> {
         true => steps::bench(args, &engine, &mut report)?,
         false => Vec::new(),
     };
-    let connect = args.connect.connect.as_deref();
-    with_server(&args.engine, &engine, connect, Interrupt::Ends, async |channel| {
+    with_server(&args.engine, &engine, &args.connect, Interrupt::Ends, async |channel| {
         let info = crate::answer::client(channel.clone())
             .info(trireme_proto::generate::v1::InfoRequest {})
             .await?

@@ -11,7 +11,6 @@ use std::{
 
 use anyhow::Context;
 use tokio::signal::unix::{SignalKind, signal};
-use tonic::transport::Channel;
 use trireme_proto::generate::v1::{GenerateRequest, Messages, generate_request::Prompt};
 
 use self::{
@@ -23,14 +22,14 @@ use super::session::{self, Interrupt, with_server};
 use crate::{
     answer::{Incoming, Print, parameters},
     cli::ChatArgs,
+    rpc::Connection,
 };
 
 pub fn chat(args: &ChatArgs) -> anyhow::Result<()> {
-    let connect = args.connect.connect.as_deref();
     let engine = session::engine(&args.engine);
     let terminal = stdin().is_terminal() && stdout().is_terminal();
     let interrupt = if terminal { Interrupt::IsTheVerbs } else { Interrupt::Ends };
-    with_server(&args.engine, &engine, connect, interrupt, async |channel| {
+    with_server(&args.engine, &engine, &args.connect, interrupt, async |channel| {
         let lines = LineSource::start(terminal)?;
         if terminal {
             note("Ctrl-C stops an answer, /help lists the commands, /exit ends.")?;
@@ -53,7 +52,7 @@ fn nobody_reads(error: &anyhow::Error) -> bool {
 
 struct Talk<'a> {
     args: &'a ChatArgs,
-    channel: Channel,
+    channel: Connection,
     lines: LineSource,
     conversation: Conversation,
     terminal: bool,

@@ -16,9 +16,8 @@ use crate::{
 pub fn generate(args: &GenerateArgs) -> anyhow::Result<()> {
     let request = request(args, &mut stdin())?;
     let print = if args.prompt_ids.is_empty() { Print::Text } else { Print::Ids };
-    let connect = args.connect.connect.as_deref();
     let engine = session::engine(&args.engine);
-    with_server(&args.engine, &engine, connect, Interrupt::Ends, async |channel| {
+    with_server(&args.engine, &engine, &args.connect, Interrupt::Ends, async |channel| {
         let mut out = stdout();
         let mut incoming = Incoming::new(&mut out, print);
         incoming.receive(channel, request).await?;

@@ -3,7 +3,7 @@
 use std::{
     io::{Write, stdout},
     net::SocketAddr,
-    path::{Path, PathBuf},
+    path::PathBuf,
     time::Duration,
 };
 
@@ -12,6 +12,7 @@ use trireme_process::StopSignals;
 use trireme_proto::generate::v1::InfoReply;
 
 use crate::{
+    api_key,
     cli::ServeArgs,
     config::{EngineConfig, Front},
     instance::{Instance, Voice, open_model},
@@ -39,7 +40,8 @@ pub fn serve(args: &ServeArgs) -> anyhow::Result<()> {
             Voice::Service,
         )?;
         tokio::spawn(forward(StopSignals::catch()?, reach.handle.stop));
-        tokio::spawn(announce(reach.handle.ready, front.api_key_file));
+        let key = KeySource::of(front.api_key_file);
+        tokio::spawn(announce(reach.handle.ready, key));
         instance.run().await
     })
 }
@@ -58,7 +60,7 @@ async fn forward(mut signals: StopSignals, stop: mpsc::Sender<Stop>) {
 }
 
 /// Says where the service is, once it is ready and whenever that changes.
-async fn announce(mut ready: watch::Receiver<Option<InfoReply>>, key_file: Option<PathBuf>) {
+async fn announce(mut ready: watch::Receiver<Option<InfoReply>>, key: Option<KeySource>) {
     let mut told = None;
     while ready.changed().await.is_ok() {
         let info = ready.borrow_and_update().clone();
@@ -66,18 +68,36 @@ async fn announce(mut ready: watch::Receiver<Option<InfoReply>>, key_file: Optio
         let addresses = (info.http_address.clone(), info.grpc_address.clone());
         if told.as_ref() != Some(&addresses) {
             // A reader that left changes nothing for the service.
-            let _ = stdout().write_all(banner(&info, key_file.as_deref()).as_bytes());
+            let _ = stdout().write_all(banner(&info, key.as_ref()).as_bytes());
             let _ = stdout().flush();
             told = Some(addresses);
         }
     }
 }
 
+/// Where the key is, for a line that does not show it.
+enum KeySource {
+    File(PathBuf),
+    Environment,
+}
+
+impl KeySource {
+    fn of(file: Option<PathBuf>) -> Option<Self> {
+        let variable = std::env::var_os(api_key::VARIABLE);
+        file.map(Self::File).or_else(|| variable.map(|_| Self::Environment))
+    }
+}
+
 /// Addresses, and a line that works as it is when pasted into a shell of this machine.
-fn banner(info: &InfoReply, key_file: Option<&Path>) -> String {
-    let header = key_file.map_or_else(String::new, |file| {
-        let file = quoted(&file.display().to_string());
-        format!(" -H \"authorization: Bearer $(cat {file})\"")
+fn banner(info: &InfoReply, key: Option<&KeySource>) -> String {
+    let header = key.map_or_else(String::new, |key| match key {
+        KeySource::File(file) => {
+            let file = quoted(&file.display().to_string());
+            format!(" -H \"authorization: Bearer $(cat {file})\"")
+        }
+        KeySource::Environment => {
+            format!(" -H \"authorization: Bearer ${}\"", api_key::VARIABLE)
+        }
     });
     let body = serde_json::json!({
         "model": info.model,
@@ -136,7 +156,7 @@ mod tests {
                 grpc_address: "127.0.0.1:8001".to_owned(),
                 ..InfoReply::default()
             };
-            let page = banner(&info, Some(&key_file));
+            let page = banner(&info, Some(&KeySource::File(key_file.clone())));
             assert!(page.contains(&format!("HTTP http://{listening} ")), "{page}");
             assert!(page.contains("grpc://127.0.0.1:8001\n"), "{page}");
             assert!(!page.contains("secret"), "{page}");
@@ -146,6 +166,8 @@ mod tests {
             let body: serde_json::Value = serde_json::from_str(words.last().unwrap()).unwrap();
             assert_eq!(body["model"], model);
             assert!(!banner(&info, None).contains("Bearer"));
+            let page = banner(&info, Some(&KeySource::Environment));
+            assert!(page.contains("Bearer $TRIREME_API_KEY\""), "{page}");
         };
         check("m", "127.0.0.1:8000", "127.0.0.1:8000");
         check("it's \"m\"", "0.0.0.0:8000", "127.0.0.1:8000");

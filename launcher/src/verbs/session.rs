@@ -7,16 +7,16 @@ use tokio::{
     signal::unix::{Signal, SignalKind, signal},
     sync::watch,
 };
-use tonic::transport::Channel;
 use tracing_subscriber::filter::LevelFilter;
 use trireme_proto::generate::v1::InfoReply;
 
 use crate::{
-    cli::EngineArgs,
+    api_key::ApiKey,
+    cli::{ConnectArgs, EngineArgs},
     config::{EngineConfig, Front, LogFormat},
     instance::{Instance, Reach, Voice, open_model},
     model_store::served_name,
-    rpc,
+    rpc::{self, Connection},
     supervisor::{Stop, SupervisorError},
     verbs::runtime,
 };
@@ -42,14 +42,15 @@ pub fn engine(args: &EngineArgs) -> EngineConfig {
 pub fn with_server(
     args: &EngineArgs,
     engine: &EngineConfig,
-    connect: Option<&str>,
+    connect: &ConnectArgs,
     interrupt: Interrupt,
-    work: impl AsyncFnOnce(Channel) -> anyhow::Result<()>,
+    work: impl AsyncFnOnce(Connection) -> anyhow::Result<()>,
 ) -> anyhow::Result<()> {
-    if let Some(address) = connect {
+    if let Some(address) = connect.connect.as_deref() {
+        let key = ApiKey::given(connect.api_key_file.as_deref())?;
         return runtime()?.block_on(async {
             listen_to_logs(args.log_format)?;
-            work(rpc::connect(address).await?).await
+            work(rpc::connect(address, key.as_ref()).await?).await
         });
     }
     let (model, checkpoint) = open_model(&args.model.model, engine)?;
@@ -63,7 +64,7 @@ pub fn with_server(
         let ready = handle.ready;
         let work = async move {
             until_ready(ready).await;
-            work(rpc::unix(&control)).await
+            work(rpc::keyless(rpc::unix(&control))).await
         };
         beside(instance, handle.stop, interrupt, work).await
     })

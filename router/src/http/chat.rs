@@ -7,13 +7,19 @@ use axum::{
     extract::{Extension, State},
     response::{IntoResponse, Response},
 };
+use schemars::JsonSchema;
 use serde::Serialize;
+use serde_json::json;
 
 use super::{
     App, conversation,
     ending::Ending,
-    fields::Fields,
-    logprobs::{ChatLogprobs, PromptLogprobs},
+    fields::{
+        Fields,
+        field::{Field, fixed, flag, ignored, refused, shaped, whole},
+    },
+    logprobs::{ChatLogprobs, Naming, PromptLogprobs},
+    prompts::messages_shape,
     refusal::Refusal,
     sampling::{self, UsageEvents},
     turns::{Answer, admit, collect},
@@ -23,50 +29,65 @@ use crate::{
     api::{Conversation, GenerateRequest, Parameters, Prompt},
     sse,
     stack::RequestId,
+    validation::TOP_LOGPROBS_MOST,
 };
 
-mod stream;
+pub mod stream;
 
-/// Known fields of chat that change the answer and are not built.
-const UNSUPPORTED: &[&str] = &[
-    "audio",
-    "echo",
-    "function_call",
-    "functions",
-    "media_io_kwargs",
-    "mm_processor_kwargs",
-    "prediction",
-    "tools",
-    "web_search_options",
+/// What this route takes beside [`sampling::FIELDS`] and [`conversation::FIELDS`].
+pub const FIELDS: &[Field] = &[
+    shaped("messages", messages_shape, "The conversation so far.").required(),
+    flag("logprobs", "Tell the logprob of each token."),
+    whole("top_logprobs", 0, TOP_LOGPROBS_MOST as u64, "With logprobs: candidates for each token."),
+    fixed("best_of", || json!(1)),
+    fixed("modalities", || json!(["text"])),
+    fixed("verbosity", || json!("medium")),
+    refused("audio"),
+    refused("echo"),
+    refused("function_call"),
+    refused("functions"),
+    refused("media_io_kwargs"),
+    refused("mm_processor_kwargs"),
+    refused("prediction"),
+    refused("reasoning_effort"),
+    refused("tools"),
+    refused("web_search_options"),
+    ignored("parallel_tool_calls"),
+    ignored("tool_choice"),
 ];
 
 struct Job {
     conversation: Arc<Conversation>,
     parameters: Parameters,
     n: u32,
+    naming: Naming,
     stream: bool,
     usage: UsageEvents,
     return_token_ids: bool,
 }
 
 /// What is the same in every part of an answer.
-struct Head {
+pub struct Head {
     id: String,
     created: u64,
     model: String,
+    fingerprint: String,
     logprobs: bool,
+    naming: Naming,
     return_token_ids: bool,
     usage: UsageEvents,
     n: u32,
 }
 
 /// The wire shape of an answer, with `Choice`, and of its parts, with [`stream`]'s.
-#[derive(Serialize)]
-struct Completion<'a, C> {
+#[derive(Serialize, JsonSchema)]
+#[schemars(rename = "ChatCompletionOf{C}")]
+pub struct Completion<'a, C> {
     id: &'a str,
     object: &'static str,
     created: u64,
     model: &'a str,
+    system_fingerprint: &'a str,
     choices: Vec<C>,
     #[serde(skip_serializing_if = "Option::is_none")]
     usage: Option<UsageBody>,
@@ -76,8 +97,9 @@ struct Completion<'a, C> {
     prompt_logprobs: Option<PromptLogprobs>,
 }
 
-#[derive(Serialize)]
-struct Choice {
+#[derive(Serialize, JsonSchema)]
+#[schemars(rename = "ChatChoice")]
+pub struct Choice {
     index: usize,
     message: Message,
     logprobs: Option<ChatLogprobs>,
@@ -87,7 +109,7 @@ struct Choice {
     token_ids: Option<Vec<u32>>,
 }
 
-#[derive(Serialize)]
+#[derive(Serialize, JsonSchema)]
 struct Message {
     role: &'static str,
     content: String,
@@ -101,6 +123,7 @@ impl Head {
             object,
             created: self.created,
             model: &self.model,
+            system_fingerprint: &self.fingerprint,
             choices,
             usage: None,
             prompt_token_ids: None,
@@ -116,12 +139,14 @@ pub async fn create(
 ) -> Result<Response, Refusal> {
     app.check_model(&fields)?;
     let job = read(&mut fields)?;
-    app.check_choices(1, job.n)?;
+    app.check_choices(1, job.n, "n")?;
     let head = Head {
         id: format!("chatcmpl-{}", request_id.as_str()),
         created: app.now_s(),
         model: app.generator.model().name,
+        fingerprint: app.fingerprint(),
         logprobs: job.parameters.logprobs,
+        naming: job.naming,
         return_token_ids: job.return_token_ids,
         usage: job.usage,
         n: job.n,
@@ -153,15 +178,7 @@ pub async fn create(
 }
 
 fn read(fields: &mut Fields) -> Result<Job, Refusal> {
-    fields.refuse_unsupported(UNSUPPORTED)?;
-    if let Some(modalities) = fields.get("modalities")
-        && *modalities != serde_json::json!(["text"])
-    {
-        return Err(Refusal::unsupported(
-            "modalities",
-            "modalities other than text are not supported",
-        ));
-    }
+    fields.refuse_unsupported(FIELDS)?;
     let messages = fields.take("messages").ok_or_else(|| Refusal::missing("messages"))?;
     let mut parameters = sampling::openai(fields)?;
     parameters.max_new_tokens = sampling::max_tokens(fields, 1)?;
@@ -176,6 +193,7 @@ fn read(fields: &mut Fields) -> Result<Job, Refusal> {
         conversation: Arc::new(conversation::read(fields, messages)?),
         parameters,
         n: sampling::choices(fields)?,
+        naming: sampling::naming(fields)?,
         stream: fields.flag("stream")?,
         usage: sampling::usage_events(fields)?,
         return_token_ids: fields.flag("return_token_ids")?,
@@ -200,7 +218,7 @@ fn choice(head: &Head, index: usize, answer: Answer) -> Choice {
     let Answer { tokens, finished, .. } = answer;
     Choice {
         index,
-        logprobs: head.logprobs.then(|| ChatLogprobs::new(&tokens)),
+        logprobs: head.logprobs.then(|| ChatLogprobs::new(&tokens, head.naming)),
         ending: Ending::of(&finished),
         token_ids: head.return_token_ids.then(|| tokens.iter().map(|token| token.id).collect()),
         message: Message { role: "assistant", content: finished.text, refusal: None },

@@ -6,17 +6,22 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use futures::future::try_join_all;
+use schemars::JsonSchema;
 use serde::Serialize;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::{
     App,
+    best_of::best_first,
     ending::Ending,
-    fields::Fields,
-    logprobs::{CompletionLogprobs, PromptLogprobs},
-    prompts::completion_prompts,
+    fields::{
+        Fields,
+        field::{Field, flag, refused, shaped, token_id, whole},
+    },
+    logprobs::{CompletionLogprobs, Naming, PromptLogprobs},
+    prompts::{completion_prompts, messages_shape},
     refusal::Refusal,
-    sampling::{self, UsageEvents},
+    sampling::{self, CHOICES_MAX, UsageEvents},
     turns::{Answer, admit, collect},
     usage::{Counts, UsageBody},
 };
@@ -24,9 +29,38 @@ use crate::{
     api::{GenerateRequest, Parameters, Prompt, PromptScoring, PromptToken, Token},
     sse,
     stack::RequestId,
+    validation::TOP_LOGPROBS_MOST,
 };
 
 mod stream;
+
+/// What this route takes beside [`sampling::FIELDS`].
+pub const FIELDS: &[Field] = &[
+    shaped("prompt", prompt_shape, "One choice for each prompt, in order.").required(),
+    flag("echo", "Repeats the prompt's text before the answer."),
+    shaped("logprobs", logprobs_shape, "Candidates told beside each chosen token."),
+    whole("best_of", 0, CHOICES_MAX as u64, "Choose the n likeliest of so many answers."),
+    refused("chat_template"),
+    refused("chat_template_kwargs"),
+    refused("suffix"),
+];
+
+fn prompt_shape() -> Value {
+    let ids = json!({"type": "array", "minItems": 1, "items": token_id()});
+    json!({"anyOf": [
+        {"type": "string"},
+        {"type": "array", "minItems": 1, "items": {"anyOf": [{"type": "string"}, ids]}},
+        ids,
+        messages_shape(),
+    ]})
+}
+
+fn logprobs_shape() -> Value {
+    json!({"anyOf": [
+        {"type": "integer", "minimum": 0, "maximum": TOP_LOGPROBS_MOST},
+        {"const": false},
+    ]})
+}
 
 /// The answer's length when the request does not say, as in the OpenAI and vLLM servers.
 const MAX_TOKENS_DEFAULT: u32 = 16;
@@ -36,8 +70,11 @@ struct Job {
     prompts: Vec<Prompt>,
     parameters: Parameters,
     n: u32,
+    /// Answers for each prompt, of which `n` are told.
+    candidates: u32,
     echo: bool,
     prompt_logprobs: Option<usize>,
+    naming: Naming,
     stream: bool,
     usage: UsageEvents,
     return_token_ids: bool,
@@ -48,11 +85,13 @@ struct Head {
     id: String,
     created: u64,
     model: String,
+    fingerprint: String,
     n: u32,
     /// Candidates beside each token.
     logprobs: Option<usize>,
     /// Candidates beside each prompt token, in the array of its own.
     prompt_logprobs: Option<usize>,
+    naming: Naming,
     return_token_ids: bool,
     usage: UsageEvents,
     /// The prompt's text for each choice, when it is to be repeated; else empty.
@@ -60,18 +99,20 @@ struct Head {
 }
 
 /// The wire shape of an answer and of each of its parts.
-#[derive(Serialize)]
-struct Completion<'a> {
+#[derive(Serialize, JsonSchema)]
+pub struct Completion<'a> {
     id: &'a str,
     object: &'static str,
     created: u64,
     model: &'a str,
+    system_fingerprint: &'a str,
     choices: Vec<Choice<'a>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     usage: Option<UsageBody>,
 }
 
-#[derive(Serialize)]
+#[derive(Serialize, JsonSchema)]
+#[schemars(rename = "CompletionChoice")]
 struct Choice<'a> {
     index: usize,
     text: String,
@@ -98,8 +139,10 @@ impl Head {
         let top = self.logprobs?;
         let echoed = prompt.filter(|_| self.echoes.get(index).is_some());
         Some(match echoed {
-            Some(prompt) => CompletionLogprobs::echoed(prompt, top, tokens, offset_chars),
-            None => CompletionLogprobs::new(tokens, offset_chars),
+            Some(prompt) => {
+                CompletionLogprobs::echoed(prompt, top, tokens, offset_chars, self.naming)
+            }
+            None => CompletionLogprobs::new(tokens, offset_chars, self.naming),
         })
     }
 
@@ -113,6 +156,7 @@ impl Head {
             object: "text_completion",
             created: self.created,
             model: &self.model,
+            system_fingerprint: &self.fingerprint,
             choices,
             usage,
         }
@@ -126,7 +170,8 @@ pub async fn create(
 ) -> Result<Response, Refusal> {
     app.check_model(&fields)?;
     let job = read(&mut fields)?;
-    app.check_choices(job.prompts.len(), job.n)?;
+    let field = if job.candidates > job.n { "best_of" } else { "n" };
+    app.check_choices(job.prompts.len(), job.candidates, field)?;
     let head = head(&app, &request_id, &job).await?;
     if job.parameters.max_new_tokens == Some(0) {
         refuse_empty_stream(&job)?;
@@ -135,27 +180,33 @@ pub async fn create(
         return echo_alone(&app, head, &job).await;
     }
     let stream = job.stream;
-    let (entries, n) = (job.prompts.len(), job.n as usize);
+    let (entries, candidates) = (job.prompts.len(), job.candidates as usize);
     let admitted = admit(&app.generator, requests(job, &request_id)).await;
     let admitted = admitted.map_err(|refused| match entries {
         1 => refused.into(),
-        _ => Refusal::from(refused.error).of_entry("prompt", refused.choice / n),
+        _ => Refusal::from(refused.error).of_entry("prompt", refused.choice / candidates),
     })?;
     if stream {
         let writer = stream::Writer::new(head, &admitted.prompts);
         return Ok(sse::response(admitted, writer));
     }
     let prompts = admitted.prompts.clone();
-    let answers = collect(admitted).await?;
+    let mut answers = collect(admitted).await?;
     let usage = prompts.iter().zip(&answers).map(|(prompt, answer)| Counts::of(prompt, answer));
-    let usage = UsageBody::total(usage, head.n);
-    let choices = answers.into_iter().enumerate();
-    let choices = choices.map(|(index, answer)| choice(&head, index, &prompts[index], answer));
+    let usage = UsageBody::total(usage, candidates as u32);
+    if candidates > head.n as usize {
+        best_first(&mut answers, candidates);
+    }
+    let told = answers.into_iter().enumerate();
+    let told = told.filter(|(index, _)| index % candidates < head.n as usize);
+    let choices = told
+        .enumerate()
+        .map(|(index, (candidate, answer))| choice(&head, index, &prompts[candidate], answer));
     Ok(Json(head.completion(choices.collect(), Some(usage))).into_response())
 }
 
 fn read(fields: &mut Fields) -> Result<Job, Refusal> {
-    fields.refuse_unsupported(&["suffix", "chat_template"])?;
+    fields.refuse_unsupported(FIELDS)?;
     let prompt = fields.take("prompt").ok_or_else(|| Refusal::missing("prompt"))?;
     let mut parameters = sampling::openai(fields)?;
     let echo = fields.flag("echo")?;
@@ -181,16 +232,38 @@ fn read(fields: &mut Fields) -> Result<Job, Refusal> {
         // Its tokens are counted by the client, who knows nothing of a token put before them.
         parameters.add_special_tokens.get_or_insert(false);
     }
+    let (n, stream) = (sampling::choices(fields)?, fields.flag("stream")?);
     Ok(Job {
         prompts: completion_prompts(prompt)?,
         parameters,
-        n: sampling::choices(fields)?,
+        n,
+        candidates: candidates(fields, n, stream)?,
         echo,
         prompt_logprobs,
-        stream: fields.flag("stream")?,
+        naming: sampling::naming(fields)?,
+        stream,
         usage: sampling::usage_events(fields)?,
         return_token_ids: fields.flag("return_token_ids")?,
     })
+}
+
+/// `best_of`, `n` when absent.
+fn candidates(fields: &Fields, n: u32, stream: bool) -> Result<u32, Refusal> {
+    let refused = |message| Err(Refusal::invalid("best_of", message));
+    // 0 is an older way not to ask, and 1 what some clients always send.
+    match fields.count("best_of", 0)? {
+        None | Some(0 | 1) => Ok(n),
+        Some(given) if given > CHOICES_MAX => {
+            refused(format!("best_of must be at most {CHOICES_MAX}, got {given}"))
+        }
+        Some(given) if given < n => {
+            refused(format!("best_of must be at least n, {n}, got {given}"))
+        }
+        Some(given) if given > n && stream => refused(format!(
+            "best_of {given} cannot be streamed with n {n}: the best is known at the end"
+        )),
+        Some(given) => Ok(given),
+    }
 }
 
 /// The number of candidates beside each chosen token; `false` is an older way to say none.
@@ -213,9 +286,11 @@ async fn head(app: &App, request_id: &RequestId, job: &Job) -> Result<Head, Refu
         id: format!("cmpl-{}", request_id.as_str()),
         created: app.now_s(),
         model: app.generator.model().name,
+        fingerprint: app.fingerprint(),
         n: job.n,
         logprobs: job.parameters.logprobs.then_some(job.parameters.top_logprobs as usize),
         prompt_logprobs: job.prompt_logprobs,
+        naming: job.naming,
         return_token_ids: job.return_token_ids,
         usage: job.usage,
         echoes,
@@ -233,12 +308,14 @@ async fn text(app: &App, prompt: &Prompt) -> Result<String, Refusal> {
     })
 }
 
-/// One for each choice: `n` in a row for each prompt.
+/// All candidates of a prompt in a row.
 fn requests(job: Job, request_id: &RequestId) -> Vec<GenerateRequest> {
-    let Job { prompts, parameters, n, .. } = job;
-    let mut requests = Vec::with_capacity(prompts.len() * n as usize);
+    let Job { prompts, mut parameters, n, candidates, .. } = job;
+    // They are compared by them.
+    parameters.logprobs |= candidates > n;
+    let mut requests = Vec::with_capacity(prompts.len() * candidates as usize);
     for prompt in prompts {
-        for choice in 0..n {
+        for choice in 0..candidates {
             let parameters = Parameters {
                 seed: sampling::derived_seed(parameters.seed, choice),
                 ..parameters.clone()
@@ -252,7 +329,7 @@ fn requests(job: Job, request_id: &RequestId) -> Vec<GenerateRequest> {
 
 fn choice<'a>(head: &Head, index: usize, prompt: &'a [u32], answer: Answer) -> Choice<'a> {
     let echo = head.echoes.get(index).map_or("", String::as_str);
-    let Answer { prompt: scored, tokens, finished } = answer;
+    let Answer { prompt: scored, tokens, finished, .. } = answer;
     let scored = scored.as_deref();
     Choice {
         index,

@@ -3,16 +3,63 @@
 
 use std::sync::Arc;
 
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 use trireme_grammar::{Grammar, GrammarError, Whitespace};
 
 use super::{
-    fields::{Fields, must_be},
+    fields::{
+        Fields,
+        field::{Field, refused, shaped, text},
+        must_be,
+    },
     refusal::Refusal,
 };
 use crate::api::Constraint;
 
 const CHOICES_MOST: usize = 10_000;
+
+/// What both OpenAI routes take of it.
+pub const FIELDS: &[Field] = &[
+    shaped("response_format", typed_shape, "Text, JSON, or what a schema or pattern says."),
+    shaped("structured_outputs", object_shape, "One of json, regex, choice and grammar."),
+    shaped("guided_json", schema_shape, "A JSON schema that the answer fits."),
+    text("guided_regex", "A regular expression that the answer matches."),
+    shaped("guided_choice", choices_shape, "The answers that are possible."),
+    text("guided_grammar", "A Lark grammar that the answer follows."),
+    text("guided_whitespace_pattern", "Whitespace inside JSON, as a regular expression."),
+    refused("guided_decoding_backend"),
+];
+
+fn object_shape() -> Value {
+    json!({"type": "object"})
+}
+
+/// A schema, or one as text.
+fn schema_shape() -> Value {
+    json!({"anyOf": [{"type": "object"}, {"type": "boolean"}, {"type": "string"}]})
+}
+
+fn choices_shape() -> Value {
+    json!({
+        "type": "array",
+        "items": {"type": "string"},
+        "minItems": 1,
+        "maxItems": CHOICES_MOST,
+    })
+}
+
+/// An object with a type, and by it a schema or value.
+pub fn typed_shape() -> Value {
+    json!({
+        "type": "object",
+        "properties": {
+            "type": {"enum": ["text", "json_object", "json_schema", "json", "regex"]},
+            "json_schema": {"type": ["object", "null"]},
+            "value": {},
+        },
+        "required": ["type"],
+    })
+}
 
 /// The one constraint of a request on an OpenAI route.
 ///

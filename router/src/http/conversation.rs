@@ -1,9 +1,13 @@
 //! A conversation in a body: its messages, and what else the chat template gets to see.
 
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
 use super::{
-    fields::{Fields, must_be},
+    fields::{
+        Fields,
+        field::{Field, flag, refused, shaped},
+        must_be,
+    },
     prompts::conversation,
     refusal::Refusal,
 };
@@ -21,9 +25,26 @@ const RESERVED: [&str; 8] = [
     "chat_template",
 ];
 
+/// What a route that takes a conversation takes beside its messages.
+pub const FIELDS: &[Field] = &[
+    shaped("documents", objects_shape, "For the chat template."),
+    shaped("chat_template_kwargs", object_shape, "Further variables for the chat template."),
+    flag("add_generation_prompt", "The assistant begins a turn; the default."),
+    flag("continue_final_message", "The assistant goes on with the last message."),
+    refused("chat_template"),
+];
+
+fn objects_shape() -> Value {
+    json!({"type": "array", "items": {"type": "object"}})
+}
+
+fn object_shape() -> Value {
+    json!({"type": "object"})
+}
+
 /// `messages` is the field of that name, taken.
 pub fn read(fields: &mut Fields, messages: Value) -> Result<Conversation, Refusal> {
-    fields.refuse_unsupported(&["chat_template"])?;
+    fields.refuse_unsupported(FIELDS)?;
     let continue_final_message = fields.flag("continue_final_message")?;
     let add_generation_prompt =
         fields.optional_flag("add_generation_prompt")?.unwrap_or(!continue_final_message);

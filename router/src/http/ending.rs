@@ -1,17 +1,18 @@
 //! How a choice ended, in OpenAI's words and vLLM's `stop_reason`.
 
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use crate::api::{FinishReason, Finished, StopCause};
 
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, JsonSchema)]
 pub struct Ending {
     pub finish_reason: Option<&'static str>,
     /// The stop string or stop id that ended it; null for an end of sequence or a length.
     pub stop_reason: Option<StopReason>,
 }
 
-#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, JsonSchema)]
 #[serde(untagged)]
 pub enum StopReason {
     Id(u32),

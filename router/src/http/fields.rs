@@ -10,8 +10,10 @@ use http_body_util::{BodyExt, LengthLimitError, Limited};
 use serde_json::{Map, Number, Value};
 
 use super::{App, refusal::Refusal};
+use field::{Field, Form};
 use object::Object;
 
+pub mod field;
 mod object;
 
 /// Longest wait for a whole body.
@@ -35,6 +37,7 @@ impl FromRequest<App> for Fields {
     async fn from_request(request: Request, app: &App) -> Result<Self, Refusal> {
         let (parts, body) = request.into_parts();
         require_json(&parts.headers)?;
+        require_plain(&parts.headers)?;
         let bytes = read(&parts.headers, body, app.body_limit_bytes()).await?;
         if bytes.len() <= PARSED_INLINE_BYTES {
             return Self::parse(&bytes);
@@ -187,12 +190,27 @@ impl Fields {
         }
     }
 
-    /// Refuses fields that this server knows of and does not support. A value that changes
-    /// nothing (absent, null, false, empty) is taken.
-    pub fn refuse_unsupported(&self, names: &[&'static str]) -> Result<(), Refusal> {
-        for name in names {
-            if self.get(name).is_some_and(|value| !is_idle(value)) {
-                return Err(Refusal::unsupported(*name, format!("{name} is not supported")));
+    /// Refuses the fields of a table that this server knows of and does not support. A value that
+    /// changes nothing (absent, null, false, empty, the one supported) is taken.
+    pub fn refuse_unsupported(&self, table: &'static [Field]) -> Result<(), Refusal> {
+        for Field { name, form, .. } in table {
+            let only = match form {
+                Form::Refused => None,
+                Form::Fixed(value) => Some(value()),
+                _ => continue,
+            };
+            let Some(given) = self.get(name) else { continue };
+            match only {
+                None if is_idle(given) => {}
+                None => {
+                    return Err(Refusal::unsupported(*name, format!("{name} is not supported")));
+                }
+                Some(only) if is_same(given, &only) => {}
+                Some(only) => {
+                    let given = shown(given);
+                    let message = format!("{name} {given} is not supported, only {only}");
+                    return Err(Refusal::unsupported(*name, message));
+                }
             }
         }
         Ok(())
@@ -232,8 +250,27 @@ fn is_idle(value: &Value) -> bool {
     }
 }
 
+/// Equal, 1 and 1.0 included.
+fn is_same(given: &Value, only: &Value) -> bool {
+    match (given.as_f64(), only.as_f64()) {
+        (Some(given), Some(only)) => given == only,
+        _ => given == only,
+    }
+}
+
 fn finite(number: &Number) -> Option<f32> {
     number.as_f64().map(|number| number as f32).filter(|number| number.is_finite())
+}
+
+/// A body is read as it comes: one that says it is compressed cannot be.
+fn require_plain(headers: &HeaderMap) -> Result<(), Refusal> {
+    for given in headers.get_all(header::CONTENT_ENCODING) {
+        if !given.as_bytes().eq_ignore_ascii_case(b"identity") {
+            let given = given.to_str().unwrap_or("(not text)");
+            return Err(Refusal::wrong_encoding(given));
+        }
+    }
+    Ok(())
 }
 
 /// Absent content types are taken: `curl -d` users and old scripts send worse, and say so.

@@ -1,5 +1,6 @@
 //! The two shapes of logprobs: parallel arrays on `/v1/completions`, a list of entries on chat.
 
+use schemars::JsonSchema;
 use serde::{Serialize, Serializer};
 
 use crate::api::{PromptScore, PromptToken, Token, TopToken};
@@ -7,47 +8,74 @@ use crate::api::{PromptScore, PromptToken, Token, TopToken};
 /// What stands for a logprob that JSON cannot hold, as in vLLM.
 const LOGPROB_MIN: f32 = -9999.0;
 
+/// How a token is called.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Naming {
+    /// By its piece of text.
+    #[default]
+    Piece,
+    /// `token_id:N`, which tells all tokens apart.
+    Id,
+}
+
+impl Naming {
+    fn name(self, id: u32, piece: &str) -> String {
+        match self {
+            Self::Piece => piece.to_owned(),
+            Self::Id => format!("token_id:{id}"),
+        }
+    }
+}
+
 /// Parallel arrays, one entry for each token.
-#[derive(Debug, Default, Serialize)]
+#[derive(Debug, Default, Serialize, JsonSchema)]
 pub struct CompletionLogprobs {
     /// Where each token's text begins, in characters of the choice's text.
     text_offset: Vec<usize>,
     token_logprobs: Vec<Option<f32>>,
     tokens: Vec<String>,
+    #[schemars(with = "Vec<Option<std::collections::BTreeMap<String, f32>>>")]
     top_logprobs: Vec<Option<Candidates>>,
 }
 
 impl CompletionLogprobs {
     /// Of tokens whose text begins `offset_chars` into the choice's text.
-    pub fn new(tokens: &[Token], offset_chars: usize) -> Self {
+    pub fn new(tokens: &[Token], offset_chars: usize, naming: Naming) -> Self {
         let mut logprobs = Self::default();
-        logprobs.answer(tokens, offset_chars);
+        logprobs.answer(tokens, offset_chars, naming);
         logprobs
     }
 
     /// Of a prompt that is repeated, with `top` candidates a token, then of the answer's tokens. A
     /// prompt token without a score has null in both arrays.
-    pub fn echoed(prompt: &[PromptToken], top: usize, tokens: &[Token], echo_chars: usize) -> Self {
+    pub fn echoed(
+        prompt: &[PromptToken],
+        top: usize,
+        tokens: &[Token],
+        echo_chars: usize,
+        naming: Naming,
+    ) -> Self {
         let mut logprobs = Self::default();
         let mut offset_chars = 0;
         for token in prompt {
             let score = token.score.as_ref();
             logprobs.text_offset.push(offset_chars);
             logprobs.token_logprobs.push(score.map(|score| writable(score.logprob)));
-            logprobs.tokens.push(token.piece.clone());
-            logprobs.top_logprobs.push(score.map(|score| Candidates::of(token, score, top)));
+            logprobs.tokens.push(naming.name(token.id, &token.piece));
+            let candidates = score.map(|score| Candidates::of(token, score, top, naming));
+            logprobs.top_logprobs.push(candidates);
             offset_chars += token.text.chars().count();
         }
-        logprobs.answer(tokens, echo_chars);
+        logprobs.answer(tokens, echo_chars, naming);
         logprobs
     }
 
-    fn answer(&mut self, tokens: &[Token], mut offset_chars: usize) {
+    fn answer(&mut self, tokens: &[Token], mut offset_chars: usize, naming: Naming) {
         for token in tokens {
             self.text_offset.push(offset_chars);
             self.token_logprobs.push(token.logprob.map(writable));
-            self.tokens.push(token.piece.clone());
-            self.top_logprobs.push(Some(Candidates::new(token)));
+            self.tokens.push(naming.name(token.id, &token.piece));
+            self.top_logprobs.push(Some(Candidates::new(token, naming)));
             offset_chars += token.text.chars().count();
         }
     }
@@ -59,34 +87,34 @@ impl CompletionLogprobs {
 struct Candidates(Vec<(String, f32)>);
 
 impl Candidates {
-    fn new(token: &Token) -> Self {
+    fn new(token: &Token, naming: Naming) -> Self {
         let mut candidates = Self::default();
         for TopToken { id, piece, logprob, .. } in &token.top {
-            candidates.insert(*id, piece, *logprob);
+            candidates.insert(*id, naming.name(*id, piece), *logprob);
         }
         if let Some(logprob) = token.logprob
             && token.top.iter().all(|top| top.id != token.id)
         {
-            candidates.insert(token.id, &token.piece, logprob);
+            candidates.insert(token.id, naming.name(token.id, &token.piece), logprob);
         }
         candidates
     }
 
-    fn of(token: &PromptToken, score: &PromptScore, top: usize) -> Self {
+    fn of(token: &PromptToken, score: &PromptScore, top: usize, naming: Naming) -> Self {
         let mut candidates = Self::default();
         for TopToken { id, piece, logprob, .. } in score.top.iter().take(top) {
-            candidates.insert(*id, piece, *logprob);
+            candidates.insert(*id, naming.name(*id, piece), *logprob);
         }
         if score.top.iter().take(top).all(|top| top.id != token.id) {
-            candidates.insert(token.id, &token.piece, score.logprob);
+            candidates.insert(token.id, naming.name(token.id, &token.piece), score.logprob);
         }
         candidates
     }
 
     /// Distinct ids can have one piece (an incomplete character); the later one is named by its id.
-    fn insert(&mut self, id: u32, piece: &str, logprob: f32) {
-        let taken = self.0.iter().any(|(known, _)| known == piece);
-        let key = if taken { format!("token_id:{id}") } else { piece.to_owned() };
+    fn insert(&mut self, id: u32, name: String, logprob: f32) {
+        let taken = self.0.iter().any(|(known, _)| *known == name);
+        let key = if taken { Naming::Id.name(id, "") } else { name };
         self.0.push((key, writable(logprob)));
     }
 }
@@ -99,10 +127,14 @@ impl Serialize for Candidates {
 
 /// vLLM's `prompt_logprobs`: for each prompt token null, or a map from ids to candidates, the
 /// prompt's own token first.
-#[derive(Debug)]
-pub struct PromptLogprobs(Vec<Option<Vec<(u32, PromptCandidate)>>>);
+#[derive(Debug, JsonSchema)]
+#[schemars(transparent)]
+pub struct PromptLogprobs(
+    #[schemars(with = "Vec<Option<std::collections::BTreeMap<String, PromptCandidate>>>")]
+    Vec<Option<Vec<(u32, PromptCandidate)>>>,
+);
 
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
 struct PromptCandidate {
     logprob: f32,
     rank: u32,
@@ -143,19 +175,19 @@ impl Serialize for PromptLogprobs {
 }
 
 /// A chat choice's logprobs.
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
 pub struct ChatLogprobs {
     content: Vec<Entry>,
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
 struct Entry {
     #[serde(flatten)]
     token: Candidate,
     top_logprobs: Vec<Candidate>,
 }
 
-#[derive(Debug, Serialize)]
+#[derive(Debug, Serialize, JsonSchema)]
 struct Candidate {
     token: String,
     logprob: f32,
@@ -163,24 +195,28 @@ struct Candidate {
 }
 
 impl ChatLogprobs {
-    pub fn new(tokens: &[Token]) -> Self {
+    pub fn new(tokens: &[Token], naming: Naming) -> Self {
         let content = tokens
             .iter()
             .map(|token| Entry {
                 token: Candidate {
-                    token: token.piece.clone(),
+                    token: naming.name(token.id, &token.piece),
                     logprob: token.logprob.map_or(LOGPROB_MIN, writable),
                     bytes: token.bytes.clone(),
                 },
-                top_logprobs: token.top.iter().map(candidate).collect(),
+                top_logprobs: token.top.iter().map(|top| candidate(top, naming)).collect(),
             })
             .collect();
         Self { content }
     }
 }
 
-fn candidate(top: &TopToken) -> Candidate {
-    Candidate { token: top.piece.clone(), logprob: writable(top.logprob), bytes: top.bytes.clone() }
+fn candidate(top: &TopToken, naming: Naming) -> Candidate {
+    Candidate {
+        token: naming.name(top.id, &top.piece),
+        logprob: writable(top.logprob),
+        bytes: top.bytes.clone(),
+    }
 }
 
 /// A finite number, so that the JSON is valid.
@@ -212,9 +248,10 @@ mod tests {
 
     /// Both shapes as a client reads them; compared as text, since that is what must be equal.
     fn check(tokens: &[Token], completion: Value, chat: Value) {
-        let written = serde_json::to_string(&CompletionLogprobs::new(tokens, 5)).unwrap();
+        let written =
+            serde_json::to_string(&CompletionLogprobs::new(tokens, 5, Naming::Piece)).unwrap();
         assert_eq!(written, completion.to_string());
-        let written = serde_json::to_string(&ChatLogprobs::new(tokens)).unwrap();
+        let written = serde_json::to_string(&ChatLogprobs::new(tokens, Naming::Piece)).unwrap();
         assert_eq!(written, chat.to_string());
     }
 
@@ -252,11 +289,17 @@ mod tests {
             f32::NEG_INFINITY,
             vec![top(4, "\u{fffd}", -0.5), top(5, "\u{fffd}", -0.75)],
         )];
-        let written = serde_json::to_value(CompletionLogprobs::new(&tokens, 0)).unwrap();
+        let written =
+            serde_json::to_value(CompletionLogprobs::new(&tokens, 0, Naming::Piece)).unwrap();
         assert_eq!(
             written["top_logprobs"],
             json!([{"\u{fffd}": -0.5, "token_id:5": -0.75, "token_id:7": -9999.0}])
         );
         assert_eq!(written["token_logprobs"], json!([-9999.0]));
+        let written =
+            serde_json::to_value(CompletionLogprobs::new(&tokens, 0, Naming::Id)).unwrap();
+        assert_eq!(written["tokens"], json!(["token_id:7"]));
+        let top = json!([{"token_id:4": -0.5, "token_id:5": -0.75, "token_id:7": -9999.0}]);
+        assert_eq!(written["top_logprobs"], top);
     }
 }

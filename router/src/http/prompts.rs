@@ -13,6 +13,25 @@ use crate::api::{Conversation, Prompt};
 
 const FORMS: &str = "a string, a list of strings, a list of token ids, or a list of lists of them";
 
+/// A conversation's JSON schema.
+pub fn messages_shape() -> Value {
+    let part = json!({
+        "type": "object",
+        "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
+        "required": ["type", "text"],
+    });
+    let content = json!({"anyOf": [
+        {"type": ["string", "null"]},
+        {"type": "array", "items": part},
+    ]});
+    let message = json!({
+        "type": "object",
+        "properties": {"role": {"type": "string", "minLength": 1}, "content": content},
+        "required": ["role"],
+    });
+    json!({"type": "array", "minItems": 1, "items": message})
+}
+
 /// One prompt for each entry, in order.
 pub fn completion_prompts(value: Value) -> Result<Vec<Prompt>, Refusal> {
     const FIELD: &str = "prompt";

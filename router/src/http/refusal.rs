@@ -112,6 +112,12 @@ impl Refusal {
         Self::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "unsupported_media_type", message)
     }
 
+    /// 415: a compressed body.
+    pub fn wrong_encoding(given: &str) -> Self {
+        let message = format!("content-encoding {given:?} is not supported, only identity");
+        Self::new(StatusCode::UNSUPPORTED_MEDIA_TYPE, "unsupported_encoding", message)
+    }
+
     /// 429: more requests than the server holds at once.
     pub fn too_many_requests(limit: usize) -> Self {
         RouterError::Overloaded { limit, retry_after_s: 1 }.into()
@@ -160,7 +166,7 @@ pub enum Dialect {
 impl Dialect {
     pub fn of_path(path: &str) -> Self {
         match path {
-            "/" | "/generate" | "/generate_stream" => Self::Tgi,
+            "/" | "/generate" | "/generate_stream" | "/chat_tokenize" => Self::Tgi,
             _ => Self::OpenAi,
         }
     }

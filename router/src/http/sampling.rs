@@ -3,11 +3,19 @@
 
 use std::collections::BTreeMap;
 
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::{
     constraint,
-    fields::{Fields, must_be, shown},
+    fields::{
+        Fields,
+        field::{
+            Field, count, fixed, flag, ids, ignored, object, real, refused, shaped, text, texts,
+            whole,
+        },
+        must_be, shown,
+    },
+    logprobs::Naming,
     refusal::Refusal,
 };
 use crate::{
@@ -16,25 +24,84 @@ use crate::{
 };
 
 /// Most choices of one prompt.
-const CHOICES_MAX: u32 = 128;
+pub const CHOICES_MAX: u32 = 128;
 
-/// Known fields that change the answer and are not built.
-const UNSUPPORTED: &[&str] = &[
-    "allowed_token_ids",
-    "bad_words",
-    "extra_args",
-    "guided_decoding_backend",
-    "logits_processors",
-    "prompt_embeds",
-    "thinking_token_budget",
-    "use_beam_search",
+/// What both OpenAI routes take.
+pub const FIELDS: &[Field] = &[
+    text("model", "The served model's name, or absent."),
+    count("max_tokens", 0, "Most tokens of the answer."),
+    count("max_completion_tokens", 0, "The newer name of max_tokens."),
+    count("min_tokens", 0, "Before so many tokens nothing ends the answer."),
+    real("temperature", 0.0, 100.0, "1 when absent; 0 is greedy."),
+    whole("top_k", -1, u32::MAX as u64, "Choose among the k likeliest; 0 and -1: all."),
+    real("top_p", 0.0, 1.0, "Choose among the likeliest that have this share; over 0."),
+    real("min_p", 0.0, 1.0, "Choose among tokens this times as likely as the likeliest."),
+    real("repetition_penalty", 0.01, 100.0, "Over 1: tokens of prompt and answer get less likely."),
+    real("frequency_penalty", -2.0, 2.0, "Taken off for each time a token was generated."),
+    real("presence_penalty", -2.0, 2.0, "Taken off once a token was generated."),
+    shaped("logit_bias", logit_bias_shape, "From token ids, as strings, to what is added."),
+    whole("seed", i64::MIN, u64::MAX, "The same request gives the same tokens."),
+    texts("stop", "Ends the answer, and is cut from it."),
+    ids("stop_token_ids", "Ids that end the answer."),
+    flag("include_stop_str_in_output", "Leaves the stop string in."),
+    flag("ignore_eos", "The end of sequence does not end the answer."),
+    whole("n", 1, CHOICES_MAX as u64, "Independent answers for each prompt."),
+    flag("stream", "Send the answer as it comes."),
+    object("stream_options", STREAM_OPTIONS, "What a stream says of usage."),
+    flag("return_token_ids", "Adds the ids of prompt and answer."),
+    flag("return_tokens_as_token_ids", "Logprobs name tokens as token_id:N."),
+    whole("priority", -(PRIORITY_MOST as i64), PRIORITY_MOST as u64, "Lower runs first."),
+    count("truncate_prompt_tokens", 1, "Keeps the last so many ids of the prompt."),
+    flag("add_special_tokens", "Whether the tokenizer adds its special tokens."),
+    flag("skip_special_tokens", "Whether the answer's text leaves special tokens out."),
+    whole(
+        "prompt_logprobs",
+        0,
+        TOP_LOGPROBS_MOST as u64,
+        "Scores of the prompt's tokens, with so many candidates; not in a stream.",
+    ),
+    count("logprob_start_len", 0, "Prompt tokens before it are not scored."),
+    fixed("detokenize", || json!(true)),
+    fixed("length_penalty", || json!(1)),
+    fixed("num_beams", || json!(1)),
+    fixed("typical_p", || json!(1)),
+    refused("allowed_token_ids"),
+    refused("bad_words"),
+    refused("early_stopping"),
+    refused("extra_args"),
+    refused("logits_processors"),
+    refused("prompt_embeds"),
+    refused("store"),
+    refused("thinking_token_budget"),
+    refused("use_beam_search"),
+    ignored("cache_salt"),
+    ignored("lora_path"),
+    ignored("metadata"),
+    ignored("prompt_cache_key"),
+    ignored("safety_identifier"),
+    ignored("service_tier"),
+    ignored("spaces_between_special_tokens"),
+    ignored("user"),
 ];
+
+const STREAM_OPTIONS: &[Field] = &[
+    flag("include_usage", "One last event with the totals."),
+    flag("continuous_usage_stats", "With include_usage: counts on every event."),
+    ignored("include_obfuscation"),
+];
+
+fn logit_bias_shape() -> Value {
+    json!({
+        "type": "object",
+        "propertyNames": {"pattern": "^[0-9]+$"},
+        "additionalProperties": {"type": "number", "minimum": -100, "maximum": 100},
+    })
+}
 
 /// Reads what both OpenAI routes share; `max_tokens` and logprobs differ and are the caller's.
 /// The temperature is 1 when absent, as in the OpenAI and vLLM servers.
 pub fn openai(fields: &Fields) -> Result<Parameters, Refusal> {
-    fields.refuse_unsupported(UNSUPPORTED)?;
-    refuse_best_of(fields)?;
+    fields.refuse_unsupported(FIELDS)?;
     let stop = fields.texts("stop")?;
     if stop.iter().any(String::is_empty) {
         return Err(Refusal::invalid("stop", "stop must not hold an empty string"));
@@ -68,13 +135,14 @@ pub fn openai(fields: &Fields) -> Result<Parameters, Refusal> {
 
 /// `prompt_logprobs`, of the tokens from `logprob_start_len` on.
 fn prompt_scoring(fields: &Fields) -> Result<Option<PromptScoring>, Refusal> {
+    let start = scoring_start(fields)?;
     let Some(top_logprobs) = candidates(fields, "prompt_logprobs")? else { return Ok(None) };
     if fields.flag("stream")? {
         let message = "prompt_logprobs are not told in a stream; send stream false, or echo with \
                        logprobs";
         return Err(Refusal::invalid("prompt_logprobs", message));
     }
-    Ok(Some(PromptScoring { top_logprobs, start: scoring_start(fields)? }))
+    Ok(Some(PromptScoring { top_logprobs, start }))
 }
 
 /// Prompt tokens before it need no score.
@@ -82,12 +150,19 @@ pub fn scoring_start(fields: &Fields) -> Result<u32, Refusal> {
     Ok(fields.count("logprob_start_len", 0)?.unwrap_or(0))
 }
 
-/// `max_tokens` under either of its names, at least `least`; `max_completion_tokens` is the newer
-/// and wins.
+/// `max_tokens` under either of its names, at least `least`; two different values are refused.
 pub fn max_tokens(fields: &Fields, least: u32) -> Result<Option<u32>, Refusal> {
     let older = fields.count("max_tokens", least)?;
     let newer = fields.count("max_completion_tokens", least)?;
-    Ok(newer.or(older))
+    match (older, newer) {
+        (Some(older), Some(newer)) if older != newer => {
+            let message = format!(
+                "max_completion_tokens is {newer}, but max_tokens, its older name, is {older}"
+            );
+            Err(Refusal::invalid("max_completion_tokens", message))
+        }
+        _ => Ok(newer.or(older)),
+    }
 }
 
 /// How many independent answers each prompt gets.
@@ -97,6 +172,12 @@ pub fn choices(fields: &Fields) -> Result<u32, Refusal> {
         return Err(Refusal::invalid("n", format!("n must be at most {CHOICES_MAX}, got {n}")));
     }
     Ok(n)
+}
+
+/// How logprobs call tokens.
+pub fn naming(fields: &Fields) -> Result<Naming, Refusal> {
+    let by_id = fields.flag("return_tokens_as_token_ids")?;
+    Ok(if by_id { Naming::Id } else { Naming::Piece })
 }
 
 /// The seed of one of several answers: the first has the request's own, so that `n` does not
@@ -124,7 +205,8 @@ pub struct UsageEvents {
 pub fn usage_events(fields: &Fields) -> Result<UsageEvents, Refusal> {
     let options = fields.nested("stream_options")?;
     let last = options.flag("include_usage")?;
-    Ok(UsageEvents { last, each: last && options.flag("continuous_usage_stats")? })
+    let each = options.flag("continuous_usage_stats")?;
+    Ok(UsageEvents { last, each: last && each })
 }
 
 /// vLLM's -1 and 0 mean "all".
@@ -188,16 +270,6 @@ fn logit_bias(fields: &Fields) -> Result<BTreeMap<u32, f32>, Refusal> {
         .collect()
 }
 
-fn refuse_best_of(fields: &Fields) -> Result<(), Refusal> {
-    match fields.count("best_of", 0)? {
-        None | Some(0 | 1) => Ok(()),
-        Some(given) => Err(Refusal::unsupported(
-            "best_of",
-            format!("best_of above 1 is not supported, got {given}"),
-        )),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use serde_json::json;
@@ -248,8 +320,14 @@ mod tests {
         check(json!({"priority": -1001}), |p| p.priority, Err(message));
         check(json!({"priority": i64::MIN}), |p| p.priority, Err("-9223372036854775808"));
         check(json!({"min_tokens": -1}), |p| p.min_new_tokens, Err("min_tokens must be"));
-        check(json!({"best_of": 1, "guided_json": null}), |p| p.top_k, Ok(None));
-        check(json!({"best_of": 2}), |p| p.top_k, Err("best_of"));
+        check(json!({"typical_p": 1.0, "guided_json": null}), |p| p.top_k, Ok(None));
+        check(
+            json!({"typical_p": 0.9}),
+            |p| p.top_k,
+            Err("typical_p 0.9 is not supported, only 1"),
+        );
+        check(json!({"length_penalty": 2}), |p| p.top_k, Err("length_penalty 2"));
+        check(json!({"detokenize": false}), |p| p.top_k, Err("detokenize false"));
         check(json!({"response_format": {"type": "text"}}), |p| p.top_k, Ok(None));
         check(json!({"guided_regex": "a"}), |p| p.constraint.is_some(), Ok(true));
     }

@@ -17,11 +17,15 @@ use super::{App, HttpConfig, serve};
 use fake::Fake;
 
 mod benchmarks;
+mod best_of;
 mod conversations;
+mod description;
 mod errors;
 pub(crate) mod fake;
 mod lifecycle;
+mod rules;
 mod scoring;
+
 mod shapes;
 mod streams;
 mod traces;

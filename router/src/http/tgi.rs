@@ -1,18 +1,25 @@
-//! The routes of text-generation-inference: `POST /generate`, `/generate_stream` and `/`.
+//! The generating routes of text-generation-inference: `POST /generate`, `/generate_stream` and `/`.
 
 use axum::{
     Json,
     extract::{Extension, State},
     response::{IntoResponse, Response},
 };
+use schemars::JsonSchema;
 use serde::Serialize;
+use serde_json::json;
 
 use super::{
-    App, constraint,
-    fields::Fields,
+    App,
+    best_of::best_first,
+    constraint,
+    fields::{
+        Fields,
+        field::{Field, count, fixed, flag, object, real, refused, shaped, text, texts, whole},
+    },
     logprobs::writable,
     refusal::Refusal,
-    sampling::candidates,
+    sampling::{CHOICES_MAX, candidates, derived_seed},
     turns::{Admitted, Answer, admit, collect},
 };
 use crate::{
@@ -22,29 +29,60 @@ use crate::{
     },
     sse,
     stack::RequestId,
+    validation::TOP_LOGPROBS_MOST,
 };
 
-mod stream;
+pub mod stream;
 
-/// Known parameters that change the answer and are not built.
-const UNSUPPORTED: &[&str] = &["adapter_id", "watermark", "tools", "tool_prompt"];
+/// What the body holds.
+pub const FIELDS: &[Field] = &[
+    text("inputs", "The text to go on from.").required(),
+    object("parameters", PARAMETERS, "How."),
+    flag("stream", "On `/` alone: send the answer as it comes."),
+];
+
+pub const PARAMETERS: &[Field] = &[
+    count("max_new_tokens", 1, "Most tokens of the answer; all that fit when absent."),
+    flag("do_sample", "Draw tokens at random; so does any of the next three."),
+    real("temperature", 0.0, 100.0, "0 is greedy."),
+    count("top_k", 0, "Choose among the k likeliest; 0: all."),
+    real("top_p", 0.0, 1.0, "Choose among the likeliest that have this share; over 0."),
+    real("repetition_penalty", 0.01, 100.0, "Over 1: tokens of prompt and answer get less likely."),
+    real("frequency_penalty", -2.0, 2.0, "Taken off for each time a token was generated."),
+    whole("seed", i64::MIN, u64::MAX, "The same request gives the same tokens."),
+    texts("stop", "Ends the answer, and is cut from it."),
+    count("truncate", 1, "Keeps the last so many tokens of the input."),
+    flag("return_full_text", "Puts the input before the answer."),
+    flag("details", "Tell the tokens and how the answer ended."),
+    flag("decoder_input_details", "Tell the input's tokens and their logprobs; not in a stream."),
+    whole("top_n_tokens", 0, TOP_LOGPROBS_MOST as u64, "Candidates told beside each token."),
+    whole("best_of", 0, CHOICES_MAX as u64, "Tell the likeliest of so many sampled answers."),
+    fixed("typical_p", || json!(1)),
+    refused("adapter_id"),
+    shaped("grammar", constraint::typed_shape, "What the answer must look like."),
+    refused("tool_prompt"),
+    refused("tools"),
+    refused("watermark"),
+];
 
 struct Job {
     inputs: String,
     parameters: Parameters,
+    best_of: u32,
     details: bool,
     return_full_text: bool,
     stream: bool,
 }
 
-#[derive(Serialize)]
-struct Generated {
+#[derive(Serialize, JsonSchema)]
+pub struct Generated {
     generated_text: String,
     #[serde(skip_serializing_if = "Option::is_none")]
     details: Option<Details>,
 }
 
-#[derive(Serialize)]
+#[derive(Serialize, JsonSchema)]
+#[schemars(rename = "GeneratedDetails")]
 struct Details {
     finish_reason: &'static str,
     generated_tokens: u32,
@@ -55,9 +93,12 @@ struct Details {
     tokens: Vec<TokenBody>,
     #[serde(skip_serializing_if = "Option::is_none")]
     top_tokens: Option<Vec<Vec<TokenBody>>>,
+    /// The answers that were not the best.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    best_of_sequences: Option<Vec<Sequence>>,
 }
 
-#[derive(Serialize)]
+#[derive(Serialize, JsonSchema)]
 struct PrefillToken {
     id: u32,
     text: String,
@@ -65,7 +106,15 @@ struct PrefillToken {
     logprob: Option<f32>,
 }
 
-#[derive(Serialize)]
+#[derive(Serialize, JsonSchema)]
+struct Sequence {
+    generated_text: String,
+    #[serde(flatten)]
+    details: Details,
+}
+
+#[derive(Serialize, JsonSchema)]
+#[schemars(rename = "GeneratedToken")]
 struct TokenBody {
     id: u32,
     text: String,
@@ -79,7 +128,7 @@ pub async fn generate(
     mut fields: Fields,
 ) -> Result<Response, Refusal> {
     let job = read(&mut fields)?;
-    let generated = whole(&app, &request_id, job).await?;
+    let generated = generated(&app, &request_id, job).await?;
     Ok(Json(generated).into_response())
 }
 
@@ -104,7 +153,7 @@ pub async fn compatible(
         refuse_streamed_prefill(&job)?;
         return streamed(&app, &request_id, job).await;
     }
-    let generated = whole(&app, &request_id, job).await?;
+    let generated = generated(&app, &request_id, job).await?;
     Ok(Json([generated]).into_response())
 }
 
@@ -116,30 +165,57 @@ fn refuse_streamed_prefill(job: &Job) -> Result<(), Refusal> {
     }
 }
 
-async fn whole(app: &App, request_id: &RequestId, job: Job) -> Result<Generated, Refusal> {
-    let prefix = if job.return_full_text { job.inputs.clone() } else { String::new() };
-    let sampled = is_sampled(&job.parameters);
-    let (details, top) = (job.details, job.parameters.top_logprobs);
-    let admitted = admitted(app, request_id, job).await?;
-    let seed = admitted.seeds.first().copied().filter(|_| sampled);
-    let mut answers = collect(admitted).await?;
-    let Some(Answer { prompt, tokens, finished }) = answers.pop() else {
+async fn generated(app: &App, request_id: &RequestId, job: Job) -> Result<Generated, Refusal> {
+    app.check_choices(1, job.best_of, "best_of")?;
+    let telling = Telling {
+        prefix: if job.return_full_text { job.inputs.clone() } else { String::new() },
+        sampled: is_sampled(&job.parameters),
+        top: job.parameters.top_logprobs > 0,
+    };
+    let (with_details, best_of) = (job.details, job.best_of as usize);
+    let mut answers = collect(admitted(app, request_id, job).await?).await?;
+    best_first(&mut answers, best_of);
+    let mut sequences = answers.into_iter().map(|answer| telling.sequence(answer));
+    let Some(Sequence { generated_text, mut details }) = sequences.next() else {
         return Err(Refusal::panicked());
     };
-    Ok(Generated {
-        generated_text: format!("{prefix}{}", finished.text),
-        details: details.then(|| Details {
-            finish_reason: reason(&finished),
-            generated_tokens: finished.usage.completion_tokens,
-            seed,
-            prefill: prompt.iter().flatten().map(PrefillToken::new).collect(),
-            top_tokens: (top > 0).then(|| tokens.iter().map(top_tokens).collect()),
-            tokens: tokens.iter().map(TokenBody::new).collect(),
-        }),
-    })
+    if best_of > 1 {
+        details.best_of_sequences = Some(sequences.collect());
+    }
+    Ok(Generated { generated_text, details: with_details.then_some(details) })
+}
+
+/// How the answers of one request are told.
+struct Telling {
+    prefix: String,
+    sampled: bool,
+    top: bool,
+}
+
+impl Telling {
+    fn sequence(&self, answer: Answer) -> Sequence {
+        let Answer { prompt, tokens, finished, seed } = answer;
+        Sequence {
+            generated_text: format!("{}{}", self.prefix, finished.text),
+            details: Details {
+                finish_reason: reason(&finished),
+                generated_tokens: finished.usage.completion_tokens,
+                seed: self.sampled.then_some(seed),
+                prefill: prompt.iter().flatten().map(PrefillToken::new).collect(),
+                top_tokens: self.top.then(|| tokens.iter().map(top_tokens).collect()),
+                tokens: tokens.iter().map(TokenBody::new).collect(),
+                best_of_sequences: None,
+            },
+        }
+    }
 }
 
 async fn streamed(app: &App, request_id: &RequestId, job: Job) -> Result<Response, Refusal> {
+    if job.best_of > 1 {
+        let message =
+            format!("best_of {} cannot be streamed: the best is known at the end", job.best_of);
+        return Err(Refusal::invalid("best_of", message));
+    }
     let head = stream::Head {
         prefix: if job.return_full_text { job.inputs.clone() } else { String::new() },
         sampled: is_sampled(&job.parameters),
@@ -151,31 +227,46 @@ async fn streamed(app: &App, request_id: &RequestId, job: Job) -> Result<Respons
 }
 
 async fn admitted(app: &App, request_id: &RequestId, job: Job) -> Result<Admitted, Refusal> {
-    let request = GenerateRequest {
-        request_id: request_id.as_str().to_owned(),
-        prompt: Prompt::Text(job.inputs),
-        parameters: job.parameters,
+    let Job { inputs, parameters, best_of, .. } = job;
+    let request = |choice: u32| GenerateRequest {
+        request_id: request_id.of_choice(choice as usize),
+        prompt: Prompt::Text(inputs.clone()),
+        parameters: Parameters {
+            seed: derived_seed(parameters.seed, choice),
+            ..parameters.clone()
+        },
     };
-    Ok(admit(&app.generator, vec![request]).await?)
+    Ok(admit(&app.generator, (0..best_of).map(request).collect()).await?)
 }
 
 fn read(fields: &mut Fields) -> Result<Job, Refusal> {
     let inputs = fields.text("inputs")?.ok_or_else(|| Refusal::missing("inputs"))?.to_owned();
     let given = fields.nested("parameters")?;
-    given.refuse_unsupported(UNSUPPORTED)?;
-    if given.count("best_of", 0)?.is_some_and(|best_of| best_of > 1) {
-        return Err(Refusal::unsupported("best_of", "best_of above 1 is not supported"));
-    }
-    if given.real("typical_p")?.is_some_and(|typical_p| typical_p != 1.0) {
-        return Err(Refusal::unsupported("typical_p", "typical_p is not supported"));
-    }
+    given.refuse_unsupported(PARAMETERS)?;
+    let parameters = parameters(&given)?;
     Ok(Job {
         inputs,
+        best_of: best_of(&given, &parameters)?,
         details: given.flag("details")? || given.flag("decoder_input_details")?,
         return_full_text: given.flag("return_full_text")?,
         stream: fields.flag("stream")?,
-        parameters: parameters(&given)?,
+        parameters,
     })
+}
+
+/// How many answers there are to choose from.
+fn best_of(given: &Fields, parameters: &Parameters) -> Result<u32, Refusal> {
+    match given.count("best_of", 0)?.unwrap_or(1).max(1) {
+        best_of if best_of > CHOICES_MAX => {
+            let message = format!("best_of must be at most {CHOICES_MAX}, got {best_of}");
+            Err(Refusal::invalid("best_of", message))
+        }
+        best_of if best_of > 1 && !is_sampled(parameters) => {
+            let message = format!("best_of {best_of} needs sampling: greedy answers are all alike");
+            Err(Refusal::invalid("best_of", message))
+        }
+        best_of => Ok(best_of),
+    }
 }
 
 /// Greedy unless something asks for sampling, as in TGI: `do_sample`, or any of the thresholds.

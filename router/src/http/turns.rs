@@ -130,12 +130,13 @@ pub struct Answer {
     pub prompt: Option<Vec<PromptToken>>,
     pub tokens: Vec<Token>,
     pub finished: Finished,
+    pub seed: u64,
 }
 
 /// Waits for all choices, in order of their index. The first failure ends the wait and cancels
 /// the rest.
 pub async fn collect(admitted: Admitted) -> Result<Vec<Answer>, Refusal> {
-    let Admitted { prompts, mut turns, .. } = admitted;
+    let Admitted { prompts, seeds, mut turns } = admitted;
     let mut tokens: Vec<Vec<Token>> = prompts.iter().map(|_| Vec::new()).collect();
     let mut ends: Vec<Option<Finished>> = prompts.iter().map(|_| None).collect();
     let mut scored: Vec<Option<Vec<PromptToken>>> = prompts.iter().map(|_| None).collect();
@@ -152,8 +153,9 @@ pub async fn collect(admitted: Admitted) -> Result<Vec<Answer>, Refusal> {
         .into_iter()
         .zip(ends)
         .zip(scored)
-        .map(|((tokens, end), prompt)| match end {
-            Some(finished) => Ok(Answer { prompt, tokens, finished }),
+        .zip(seeds)
+        .map(|(((tokens, end), prompt), seed)| match end {
+            Some(finished) => Ok(Answer { prompt, tokens, finished, seed }),
             None => Err(RouterError::Internal(anyhow!("a choice never ended")).into()),
         })
         .collect()

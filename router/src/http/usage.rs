@@ -1,10 +1,11 @@
 //! Token counts as both OpenAI routes tell them, counted in ids.
 
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use super::turns::Answer;
 
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, JsonSchema)]
 pub struct UsageBody {
     pub prompt_tokens: u64,
     pub total_tokens: u64,
@@ -12,7 +13,7 @@ pub struct UsageBody {
     pub prompt_tokens_details: PromptDetails,
 }
 
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, JsonSchema)]
 pub struct PromptDetails {
     /// Prompt tokens that came from the prefix cache.
     pub cached_tokens: u64,

@@ -6,7 +6,6 @@ use std::{
 };
 
 use serde_json::json;
-use tonic::transport::Channel;
 use trireme_proto::generate::v1::{
     GenerateRequest, Parameters, TokenIds, generate_request::Prompt,
 };
@@ -19,6 +18,7 @@ use super::{
 use crate::{
     answer::{Incoming, Print},
     cli::BenchArgs,
+    rpc::Connection,
 };
 
 /// Prompts of the decode sweep: short, so that decoding is what is measured.
@@ -27,7 +27,7 @@ const DECODE_PROMPT_TOKENS: usize = 16;
 const PREFILL_RUNS: usize = 5;
 
 pub struct Bench<'a> {
-    pub channel: Channel,
+    pub channel: Connection,
     pub args: &'a BenchArgs,
 }
 

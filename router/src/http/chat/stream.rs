@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use super::{Completion, Head};
@@ -32,8 +33,9 @@ struct Progress {
     begun: bool,
 }
 
-#[derive(Serialize)]
-struct Chunk {
+#[derive(Serialize, JsonSchema)]
+#[schemars(rename = "ChatChunk")]
+pub struct Chunk {
     index: usize,
     delta: Delta,
     logprobs: Option<ChatLogprobs>,
@@ -43,7 +45,7 @@ struct Chunk {
     token_ids: Option<Vec<u32>>,
 }
 
-#[derive(Serialize)]
+#[derive(Serialize, JsonSchema)]
 struct Delta {
     #[serde(skip_serializing_if = "Option::is_none")]
     role: Option<&'static str>,
@@ -104,7 +106,8 @@ impl sse::Writer for Writer {
         let chunk = Chunk {
             index,
             delta: Delta { role: None, content: format!("{new}{rest}") },
-            logprobs: (self.head.logprobs && !tokens.is_empty()).then(|| ChatLogprobs::new(tokens)),
+            logprobs: (self.head.logprobs && !tokens.is_empty())
+                .then(|| ChatLogprobs::new(tokens, self.head.naming)),
             ending: finished.as_ref().map(Ending::of).unwrap_or_default(),
             token_ids: told.then(|| tokens.iter().map(|token| token.id).collect()),
         };

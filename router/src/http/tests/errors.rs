@@ -73,6 +73,7 @@ async fn wrong_fields_are_named_with_their_limit_and_value() {
         ("max_tokens", json!(1.5), "got 1.5"),
         ("max_tokens", json!("many"), "got \"many\""),
         ("max_tokens", json!(99_999_999_999_999_999_999_999.0), "got 1e+23"),
+        ("best_of", json!(129), "best_of must be at most 128, got 129"),
         ("temperature", json!("hot"), "temperature must be a finite number, got \"hot\""),
         ("top_k", json!(-7), "top_k must be -1, 0 or a positive number, got -7"),
         ("n", json!(0), "n must be a whole number from 1"),
@@ -94,6 +95,13 @@ async fn wrong_fields_are_named_with_their_limit_and_value() {
     check(&server, CHAT, json!({"messages": []}), invalid("messages", "empty list")).await;
     let chat = json!({"messages": [{"role": "user", "content": "a"}], "top_logprobs": 2});
     check(&server, CHAT, chat, invalid("top_logprobs", "needs logprobs")).await;
+    let both = json!({"prompt": "hi", "max_tokens": 5, "max_completion_tokens": 6});
+    let words = "max_completion_tokens is 6, but max_tokens, its older name, is 5";
+    check(&server, COMPLETIONS, both, invalid("max_completion_tokens", words)).await;
+    let alike = json!({"prompt": "hi", "max_tokens": 5, "max_completion_tokens": 5});
+    assert_eq!(server.post(COMPLETIONS, &alike).await.status, 200);
+    let fewer = json!({"prompt": "hi", "n": 3, "best_of": 2});
+    check(&server, COMPLETIONS, fewer, invalid("best_of", "at least n, 3, got 2")).await;
     let unknown = json!({"prompt": [5, 99_999], "echo": true});
     let words = "prompt holds id 99999; the vocabulary has 256 ids";
     check(&server, COMPLETIONS, unknown, invalid("prompt", words)).await;
@@ -125,6 +133,10 @@ async fn more_answers_than_can_wait_are_refused_as_wrong() {
     let words = "prompt asks for 4 answers, one request may ask for 3";
     let several = json!({"prompt": ["a", "b"], "n": 2});
     check(&server, COMPLETIONS, several, refused("prompt", words)).await;
+    let words = "best_of asks for 4 answers, one request may ask for 3";
+    let candidates = json!({"prompt": "hi", "best_of": 4});
+    let answer = server.post(COMPLETIONS, &candidates).await;
+    check_answer("best_of", &answer, refused("best_of", words));
     let most = json!({"prompt": "hi", "n": 3});
     assert_eq!(server.post(COMPLETIONS, &most).await.status, 200);
 }
@@ -134,7 +146,12 @@ async fn known_fields_that_are_not_built_are_refused_not_ignored() {
     let server = Server::start().await;
     for (path, field, value) in [
         (COMPLETIONS, "suffix", json!("tail")),
-        (COMPLETIONS, "best_of", json!(2)),
+        (COMPLETIONS, "typical_p", json!(0.9)),
+        (COMPLETIONS, "length_penalty", json!(2.0)),
+        (COMPLETIONS, "detokenize", json!(false)),
+        (COMPLETIONS, "chat_template", json!("{{ messages }}")),
+        (COMPLETIONS, "store", json!(true)),
+        (CHAT, "best_of", json!(2)),
         (COMPLETIONS, "use_beam_search", json!(true)),
         (COMPLETIONS, "response_format", json!({"type": "structural_tag"})),
         (CHAT, "tools", json!([{"type": "function"}])),
@@ -169,6 +186,10 @@ async fn errors_of_the_core_keep_their_status_and_tell_no_secrets() {
         .await;
     let model = json!({"prompt": "hi", "model": "gpt-7"});
     check(&server, COMPLETIONS, model, (404, "model_not_found", Some("model"), "\"gpt-7\"")).await;
+    for name in ["tgi", "dummy"] {
+        let model = json!({"prompt": "hi", "model": name});
+        assert_eq!(server.post(COMPLETIONS, &model).await.status, 200, "as TGI's clients say");
+    }
     // A failure before the end of an answer that is not streamed has a status, too.
     let answer = server.post(COMPLETIONS, &prompt("lost")).await;
     check_answer("lost", &answer, (503, "shard_lost", None, "lost"));
@@ -194,6 +215,12 @@ async fn routes_methods_and_media_are_checked() {
     ] {
         let mut request = server.request(Method::POST, COMPLETIONS);
         request.headers_mut().unwrap().insert(header::CONTENT_TYPE, given.parse().unwrap());
+        let body = Full::from(json!({"prompt": "hi"}).to_string());
+        let answer = server.send(request.body(body).unwrap()).await;
+        assert_eq!(answer.status, status, "{given}: {answer:?}");
+    }
+    for (given, status) in [("identity", 200), ("gzip", 415), ("br", 415)] {
+        let request = server.request(Method::POST, COMPLETIONS).header("content-encoding", given);
         let body = Full::from(json!({"prompt": "hi"}).to_string());
         let answer = server.send(request.body(body).unwrap()).await;
         assert_eq!(answer.status, status, "{given}: {answer:?}");
@@ -231,7 +258,13 @@ async fn tgi_routes_speak_tgis_errors() {
         (json!({}), 422, "validation", "inputs"),
         (with("max_new_tokens", json!(0)), 422, "validation", "max_new_tokens"),
         (with("grammar", json!({"type": "json"})), 422, "validation", "grammar"),
-        (with("best_of", json!(3)), 422, "validation", "best_of"),
+        (with("best_of", json!(3)), 422, "validation", "best_of 3 needs sampling"),
+        (
+            with("typical_p", json!(0.5)),
+            422,
+            "validation",
+            "typical_p 0.5 is not supported, only 1",
+        ),
         (with("top_n_tokens", json!(21)), 422, "validation", "top_n_tokens must be from 0 to 20"),
         (json!({"inputs": "full"}), 429, "overloaded", "8 requests"),
         (json!({"inputs": "not ready"}), 503, "healthcheck", "loading"),

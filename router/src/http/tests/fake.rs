@@ -18,8 +18,8 @@ use tokio::sync::{Notify, Semaphore};
 use crate::{
     api::{
         Conversation, FinishReason, Finished, GenerateEvent, GenerateRequest, Generation,
-        Generator, Prompt, PromptScore, PromptToken, Readiness, ServedModel, StopCause, Token,
-        TopToken, Usage,
+        Generator, Piece, Prompt, PromptScore, PromptToken, Readiness, ServedModel, StopCause,
+        Token, Tokenized, TopToken, Usage,
     },
     error::RouterError,
 };
@@ -36,6 +36,8 @@ pub const ANSWER: [(u32, &str, &str); 5] = [
 pub const UNKNOWN_ID: u32 = 99_999;
 /// A prompt whose second token is impossible, and looks like the likeliest.
 pub const MISTY: &str = "m?";
+/// What an answer says that it was made by.
+pub const FINGERPRINT: &str = concat!("trireme-", env!("CARGO_PKG_VERSION"), "-f32-tp2-pp1");
 /// The answer's text.
 pub const TEXT: &str = "One twoé";
 
@@ -46,6 +48,8 @@ pub struct Fake {
     pub readiness: Mutex<Option<Readiness>>,
     /// 2048 by default.
     pub max_model_len: Option<u32>,
+    /// How often the prefix cache was reset.
+    pub resets: std::sync::atomic::AtomicU32,
     /// Told when a generation that hangs began to be polled.
     pub hanging: Notify,
     /// One permit for each generation that was dropped before its end.
@@ -75,7 +79,7 @@ impl Fake {
     }
 
     fn script(&self, text: &str, request: &GenerateRequest) -> BoxStream<'static, GenerateEvent> {
-        let tokens = tokens(request);
+        let mut tokens = tokens(request);
         let prompt_tokens = text.len() as u32;
         match text {
             "lost" => events(tokens, 2, Some(GenerateEvent::Failed(RouterError::ShardLost))),
@@ -91,6 +95,13 @@ impl Fake {
                 events(tokens, begun, None).chain(forever).boxed()
             }
             _ => {
+                // How likely an answer is, its seed says.
+                if text == "ranked" {
+                    let seed = request.parameters.seed.unwrap_or(77);
+                    tokens.iter_mut().for_each(|token| {
+                        token.logprob = token.logprob.map(|_| -(1.0 + (seed % 97) as f32));
+                    });
+                }
                 let count = tokens.len();
                 let cut = count < ANSWER.len();
                 let finished = finished(text, count as u32, prompt_tokens, cut);
@@ -245,6 +256,28 @@ impl Generator for Fake {
         Box::pin(ready(Ok(first.into_iter().chain(text.bytes().map(u32::from)).collect())))
     }
 
+    /// Each byte is a token; text added around has no place in it.
+    fn tokenize(
+        &self,
+        prompt: Prompt,
+        special: Option<bool>,
+    ) -> BoxFuture<'_, Result<Tokenized, RouterError>> {
+        let (text, special) = match &prompt {
+            Prompt::Conversation(_) => {
+                (format!("<{}>", text_of(&prompt)), special.unwrap_or(false))
+            }
+            _ => (text_of(&prompt), special.unwrap_or(true)),
+        };
+        let piece = |(at, byte): (usize, u8)| Piece {
+            id: byte.into(),
+            token: char::from(byte).into(),
+            chars: at..at + 1,
+        };
+        let first = special.then(|| Piece { id: 1, token: "<s>".into(), chars: 0..0 });
+        let pieces = first.into_iter().chain(text.bytes().enumerate().map(piece)).collect();
+        Box::pin(ready(Ok(Tokenized { text, pieces })))
+    }
+
     fn decode(&self, ids: Vec<u32>) -> BoxFuture<'_, Result<String, RouterError>> {
         if ids.contains(&UNKNOWN_ID) {
             let message = format!("tokens holds id {UNKNOWN_ID}; the vocabulary has 256 ids");
@@ -282,6 +315,11 @@ impl Generator for Fake {
 
     fn readiness(&self) -> Readiness {
         self.readiness.lock().unwrap().clone().unwrap_or(Readiness::Ready)
+    }
+
+    fn reset_prefix_cache(&self) -> BoxFuture<'_, Result<(), RouterError>> {
+        self.resets.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        Box::pin(ready(Ok(())))
     }
 
     fn tokenizer_info(&self) -> Option<Value> {

@@ -12,7 +12,7 @@ use super::{HttpConfig, PATIENCE, Server, fake::TEXT};
 use crate::api::Readiness;
 
 /// Sends a request by hand, so that the connection can be dropped at will.
-async fn open(server: &Server, path: &str, body: &str) -> TcpStream {
+pub async fn open(server: &Server, path: &str, body: &str) -> TcpStream {
     let mut stream = TcpStream::connect(server.address).await.unwrap();
     let head = format!(
         "POST {path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {}\r\n\r\n",
@@ -115,6 +115,9 @@ async fn the_key_guards_all_but_the_probes() {
         ("/live", None, 200),
         ("/ready", None, 200),
         ("/health", None, 200),
+        ("/docs", None, 200),
+        ("/docs/swagger-ui.css", None, 200),
+        ("/openapi.json", None, 200),
     ] {
         let mut request = server.request(Method::GET, path);
         if let Some(given) = given {

@@ -2,7 +2,11 @@
 
 use serde_json::{Value, json};
 
-use super::{Server, fake::TEXT, undated};
+use super::{
+    Server,
+    fake::{FINGERPRINT, TEXT},
+    undated,
+};
 
 /// The whole answer to one request.
 async fn check(server: &Server, path: &str, body: Value, expected: Value) {
@@ -24,6 +28,7 @@ fn usage(prompt: u64, completion: u64, cached: u64) -> Value {
 fn completion(choices: Value, usage: Value) -> Value {
     json!({
         "id": "cmpl-test", "object": "text_completion", "created": 0, "model": "org/tiny",
+        "system_fingerprint": FINGERPRINT,
         "choices": choices, "usage": usage,
     })
 }
@@ -132,6 +137,7 @@ async fn chat_has_openais_shape() {
     let chat = |choices: Value, usage: Value| {
         json!({
             "id": "chatcmpl-test", "object": "chat.completion", "created": 0, "model": "org/tiny",
+        "system_fingerprint": FINGERPRINT,
             "choices": choices, "usage": usage,
         })
     };
@@ -199,8 +205,29 @@ async fn tokens_have_vllms_shape() {
     for field in ["messages", "prompt"] {
         check(&server, path, json!({field: messages}), tokens(&[60, 97, 62], Value::Null)).await;
     }
+    let messages = json!([{"role": "user", "content": "a"}]);
+    let body = json!({"messages": messages, "return_token_strs": true});
+    check(&server, path, body, tokens(&[60, 97, 62], json!(["<", "a", ">"]))).await;
     let body = json!({"model": "org/tiny", "tokens": [97, 98]});
     check(&server, "/detokenize", body, json!({"prompt": "ab"})).await;
+}
+
+#[tokio::test]
+async fn tokens_have_tgis_shape_too() {
+    let server = Server::start().await;
+    let place = |id: u32, text: &str, start: usize, stop: usize| json!({"id": id, "text": text, "start": start, "stop": stop});
+    let expected = json!([place(1, "", 0, 0), place(97, "a", 0, 1), place(98, "b", 1, 2)]);
+    check(&server, "/tokenize", json!({"inputs": "ab"}), expected).await;
+    let body = json!({"inputs": "b", "add_special_tokens": false, "parameters": {"truncate": 9}});
+    check(&server, "/tokenize", body, json!([place(98, "b", 0, 1)])).await;
+    let messages = json!([{"role": "user", "content": "a"}]);
+    let expected = json!({
+        "tokenize_response": [place(60, "<", 0, 1), place(97, "a", 1, 2), place(62, ">", 2, 3)],
+        "templated_text": "<a>",
+    });
+    check(&server, "/chat_tokenize", json!({"messages": messages}), expected).await;
+    let both = json!({"inputs": "a", "prompt": "b"});
+    assert_eq!(server.post("/tokenize", &both).await.status, 400);
 }
 
 /// What a GET shows, in the fields that are named.

@@ -4,7 +4,7 @@ use serde_json::{Value, json};
 
 use super::{
     Server,
-    fake::{ANSWER, TEXT},
+    fake::{ANSWER, FINGERPRINT, TEXT},
     undated,
 };
 
@@ -18,6 +18,7 @@ async fn events(server: &Server, path: &str, body: &Value) -> Vec<Value> {
 fn chunk(index: usize, text: &str, reason: Option<&str>) -> Value {
     json!({
         "id": "cmpl-test", "object": "text_completion", "created": 0, "model": "org/tiny",
+        "system_fingerprint": FINGERPRINT,
         "choices": [{
             "index": index, "text": text, "logprobs": null, "finish_reason": reason,
             "stop_reason": null,
@@ -130,7 +131,7 @@ async fn chat_streams_the_role_and_then_each_token() {
         }
         json!({
             "id": "chatcmpl-test", "object": "chat.completion.chunk", "created": 0,
-            "model": "org/tiny", "choices": [choice],
+            "model": "org/tiny", "system_fingerprint": FINGERPRINT, "choices": [choice],
         })
     };
     let mut opening = chunk(json!({"role": "assistant", "content": ""}), None, Value::Null);

@@ -1,5 +1,6 @@
 //! A TGI stream: one event for each token, the last one with the whole text.
 
+use schemars::JsonSchema;
 use serde::Serialize;
 
 use super::{TokenBody, reason, top_tokens};
@@ -29,8 +30,9 @@ pub struct Writer {
     last_id: u32,
 }
 
-#[derive(Serialize)]
-struct Event {
+#[derive(Serialize, JsonSchema)]
+#[schemars(rename = "GeneratedEvent")]
+pub struct Event {
     index: u32,
     token: TokenBody,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -39,7 +41,7 @@ struct Event {
     details: Option<StreamDetails>,
 }
 
-#[derive(Serialize)]
+#[derive(Serialize, JsonSchema)]
 struct StreamDetails {
     finish_reason: &'static str,
     generated_tokens: u32,
