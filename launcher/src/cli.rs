@@ -33,6 +33,8 @@ pub enum Verb {
     Chat(ChatArgs),
     /// Measure the engine without HTTP
     Bench(BenchArgs),
+    /// Score a model on local tasks
+    Eval(EvalArgs),
     /// Fetch a model into the cache
     Download(ModelArgs),
     /// List the models that are here
@@ -277,6 +279,35 @@ pub struct BenchArgs {
     pub json: bool,
 }
 
+#[derive(Args, Clone, Debug)]
+pub struct EvalArgs {
+    #[command(flatten)]
+    pub engine: EngineArgs,
+    #[command(flatten)]
+    pub connect: ConnectArgs,
+    /// Task files, one JSON object a line
+    #[arg(
+        long,
+        env = "TRIREME_TASKS",
+        value_delimiter = ',',
+        required = true,
+        value_name = "FILE"
+    )]
+    pub tasks: Vec<PathBuf>,
+    /// Take the first documents of each task only
+    #[arg(long, env = "TRIREME_LIMIT", value_name = "N", value_parser = at_least_1::<NonZeroUsize>)]
+    pub limit: Option<NonZeroUsize>,
+    /// Documents asked at once
+    #[arg(long, env = "TRIREME_CONCURRENCY", default_value = "16", value_name = "N", value_parser = at_least_1::<NonZeroUsize>)]
+    pub concurrency: NonZeroUsize,
+    /// Write each document's answer here, one JSON object a line
+    #[arg(long, env = "TRIREME_ANSWERS", value_name = "FILE")]
+    pub answers: Option<PathBuf>,
+    /// Print figures as JSON
+    #[arg(long, env = "TRIREME_JSON", value_parser = FalseyValueParser::new())]
+    pub json: bool,
+}
+
 /// `REQUESTSxCONCURRENCY`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LoadShape {
@@ -427,6 +458,9 @@ mod tests {
         check("trireme bench --load 100", Some("--load"));
         check("trireme bench --load 0x8", Some("--load"));
         check("trireme bench --steps --load 1x1", Some("--steps"));
+        check("trireme eval --tasks a.jsonl,b.jsonl", None);
+        check("trireme eval", Some("--tasks"));
+        check("trireme eval --tasks a --limit 0", Some("--limit"));
         check("trireme where", None);
         check("trireme row", Some("row"));
     }

@@ -33,5 +33,6 @@ pub fn run(cli: Cli) -> anyhow::Result<()> {
         Verb::Generate(args) => verbs::generate::generate(&args),
         Verb::Chat(args) => verbs::chat::chat(&args),
         Verb::Bench(args) => verbs::bench::bench(&args),
+        Verb::Eval(args) => verbs::eval::eval(&args),
     }
 }

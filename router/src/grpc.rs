@@ -203,6 +203,8 @@ impl generation_server::Generation for GenerationService {
     ) -> Result<Response<proto::InfoReply>, Status> {
         self.authorize(request.metadata())?;
         let model = self.generator.model();
+        let tokens = self.generator.tokenizer_info().unwrap_or_default();
+        let token = |name: &str| tokens[name].as_str().unwrap_or_default().to_owned();
         Ok(Response::new(proto::InfoReply {
             model: model.name,
             version: env!("CARGO_PKG_VERSION").to_owned(),
@@ -216,6 +218,8 @@ impl generation_server::Generation for GenerationService {
             kv_block_tokens: model.kv_block_tokens,
             http_address: self.addresses.http.clone(),
             grpc_address: self.addresses.grpc.clone(),
+            bos_token: token("bos_token"),
+            eos_token: token("eos_token"),
         }))
     }
 

@@ -59,6 +59,9 @@ async fn packages_of_clients_and_grpc_reflection_work() -> Result<()> {
         .arg(script("tgi_client.py"))
         .arg(format!("http://{}", server.http)))?;
     assert!(said.contains("tgi clients: all good"), "{said}");
+    let said =
+        run(Command::new(&python).arg(script("grpc_generated.py")).arg(server.grpc.to_string()))?;
+    assert!(said.contains("generated grpc client: all good"), "{said}");
     Ok(())
 }
 

@@ -9,5 +9,6 @@ mod clients;
 mod golden;
 mod keys;
 mod lifecycle;
+mod scoring;
 mod shard_loss;
 mod traces;
