@@ -1,6 +1,10 @@
 //! Every broken checkpoint of the fixtures is refused with a message that names what is wrong.
 
-use std::{fs, path::Path};
+use std::{
+    fs,
+    path::Path,
+    time::{Duration, Instant},
+};
 
 use crate::{Checkpoint, CheckpointError, OpenOptions, fixtures::fixture};
 
@@ -64,7 +68,9 @@ fn check(case: &Case) {
     let empty = tempfile::tempdir().unwrap();
     // Git keeps no empty folder.
     let folder = if case.dir == "empty-dir" { empty.path() } else { folder.as_path() };
+    let start = Instant::now();
     let result = load(folder);
+    assert!(start.elapsed() < Duration::from_secs(1), "{} took {:?}", case.dir, start.elapsed());
     if case.good_loader.starts_with("loads") {
         assert!(result.is_ok(), "{}: {:?}", case.dir, result.err());
         return;
@@ -291,6 +297,21 @@ fn a_safetensors_file_cut_anywhere_is_refused() {
         let message = load(folder.path()).unwrap_err().to_string();
         assert!(message.contains("model.safetensors"), "{length}: {message}");
     }
+}
+
+/// The same weights in another form, or an adapter, beside the whole model.
+#[test]
+fn the_usual_file_is_the_model() {
+    let folder = tempfile::tempdir().unwrap();
+    for file in ["config.json", "tokenizer.json", "model.safetensors"] {
+        fs::copy(fixture("broken/ok-micro").join(file), folder.path().join(file)).unwrap();
+    }
+    for other in ["consolidated.safetensors", "adapter_model.safetensors", "pytorch_model.bin"] {
+        fs::write(folder.path().join(other), "not read").unwrap();
+    }
+    load(folder.path()).unwrap();
+    fs::remove_file(folder.path().join("model.safetensors")).unwrap();
+    assert!(load(folder.path()).is_err());
 }
 
 #[test]

@@ -30,6 +30,9 @@ const LOOKED_FOR: &str = "*.safetensors.index.json, *.safetensors, pytorch_model
 /// The index that is meant where there are several.
 const USUAL_INDEXES: &[&str] = &["model.safetensors.index.json", "pytorch_model.bin.index.json"];
 
+/// The file that is the whole model where there is no index.
+const USUAL_FILES: &[&str] = &["model.safetensors", "pytorch_model.bin"];
+
 /// Where a model's parts are.
 #[derive(Debug, PartialEq)]
 pub(crate) enum Source {
@@ -94,6 +97,9 @@ fn detect_folder(folder: &Path) -> Result<Source, CheckpointError> {
             // Others are a trainer's state.
             Container::Torch => name.starts_with("pytorch_model") && name.ends_with(".bin"),
         });
+        // Beside the whole model in one file, others are the same in another form, or adapters.
+        let usual = files.iter().find(|path| USUAL_FILES.contains(&&*file_name(path))).cloned();
+        let files = usual.map_or(files, |usual| vec![usual]);
         if !files.is_empty() {
             return weights(container, WeightFiles::Files(files));
         }
