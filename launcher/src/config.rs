@@ -48,6 +48,8 @@ pub enum Dtype {
     F32,
     Bf16,
     F16,
+    /// A quantised file's own blocks, where a kernel multiplies them; else bf16.
+    Quantized,
 }
 
 impl Dtype {
@@ -58,6 +60,8 @@ impl Dtype {
             Self::F32 => ("f32", 4),
             Self::Bf16 => Self::CPU_WEIGHTS,
             Self::F16 => ("f16", 2),
+            // At most: blocks are smaller, and what has no kernel is bf16.
+            Self::Quantized => ("quantized", 2),
         }
     }
 

@@ -44,6 +44,9 @@ pub fn check_engine(engine: &EngineConfig) -> Result<(), Refusal> {
             refuse(flag, "f16", "the CPU computes in f32 and bf16; use one of these")?;
         }
     }
+    if engine.kv_dtype == Dtype::Quantized {
+        refuse("--kv-dtype", "quantized", "concerns weights alone; use f32 or bf16")?;
+    }
     if let Some(fraction) = engine.gpu_memory_fraction {
         if engine.device.is_cpu() {
             let reason = "concerns GPUs alone; on the CPU give --kv-cache-memory SIZE";
@@ -199,6 +202,8 @@ mod tests {
         check("--max-model-len 1", &["--max-model-len 1", "at least 2"]);
         check("--dtype f16", &["--dtype f16", "f32 and bf16"]);
         check("--device cpu --kv-dtype f16", &["--kv-dtype f16"]);
+        check("--dtype quantized", &[]);
+        check("--kv-dtype quantized", &["--kv-dtype quantized", "weights alone"]);
         check("--device cuda --dtype f16", &[]);
         check("--gpu-memory-fraction 0.5", &["--gpu-memory-fraction 0.5", "--kv-cache-memory"]);
         check("--device cuda --gpu-memory-fraction 0.5", &[]);

@@ -10,7 +10,10 @@ use trireme_collectives::local;
 use trireme_kernels::{KvPages, Storage};
 use trireme_shard::{
     config::{Config, Identity, LoadFormat},
-    device::{Device, cpu::Cpu},
+    device::{
+        Device,
+        cpu::{Cpu, WeightStore},
+    },
     runner::{Runner, WarmupPlan},
     sampler::Sampling,
     server,
@@ -28,14 +31,17 @@ fn main() -> anyhow::Result<()> {
     let mut args = std::env::args().skip(1);
     let model = PathBuf::from(args.next().context("MODEL: a folder or file")?);
     let threads = args.next().map_or(Ok(2), |n| n.parse()).context("THREADS: a number")?;
-    let storage = match args.next().as_deref() {
-        None | Some("bf16") => Storage::Bf16,
-        Some("f32") => Storage::F32,
-        Some(other) => bail!("{other}: neither f32 nor bf16"),
+    let store = |numbers, keep_blocks| WeightStore { numbers, keep_blocks };
+    let weights = match args.next().as_deref() {
+        None | Some("bf16") => store(Storage::Bf16, false),
+        Some("f32") => store(Storage::F32, false),
+        Some("quantized") => store(Storage::Bf16, true),
+        Some(other) => bail!("{other}: neither f32, bf16 nor quantized"),
     };
     let start = Instant::now();
-    let mut runner = server::load(&config(model, threads, storage), &Status::default())?;
+    let mut runner = server::load(&config(model, threads, weights), &Status::default())?;
     println!("load          {:8.2} s", start.elapsed().as_secs_f64());
+    println!("weights       {:8.1} MiB", runner.weight_bytes() as f64 / f64::from(1 << 20));
     let world = local::worlds(1, 1).pop().context("a world of one rank")?;
     runner.device.join(world);
     let start = Instant::now();
@@ -58,7 +64,7 @@ fn main() -> anyhow::Result<()> {
     Ok(())
 }
 
-fn config(model: PathBuf, threads: usize, storage: Storage) -> Config {
+fn config(model: PathBuf, threads: usize, weights: WeightStore) -> Config {
     let identity = Identity {
         rank: 0,
         split: Split { tp: 1, pp: 1 },
@@ -71,8 +77,8 @@ fn config(model: PathBuf, threads: usize, storage: Storage) -> Config {
         model,
         load_format: LoadFormat::Auto,
         seed: 0,
-        storage,
-        kv_storage: storage,
+        weights,
+        kv_storage: weights.numbers,
         threads,
         socket: PathBuf::new(),
         kv_cache_memory: None,

@@ -7,7 +7,7 @@ use trireme_checkpoint::Split;
 use trireme_kernels::Storage;
 use trireme_telemetry::LogFormat;
 
-use crate::memory::parse_size;
+use crate::{device::cpu::WeightStore, memory::parse_size};
 
 /// One shard of a model: serves the internal RPC on a unix socket.
 #[derive(Clone, Debug, Parser)]
@@ -77,6 +77,7 @@ pub enum Dtype {
     F32,
     Bf16,
     F16,
+    Quantized,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -105,6 +106,8 @@ pub enum ConfigError {
     NoGpu { given: String },
     #[error("--{flag} f16: the CPU computes in f32 and bf16; use one of these")]
     NoF16 { flag: &'static str },
+    #[error("--kv-dtype quantized: concerns weights alone; use f32 or bf16")]
+    QuantizedKv,
     #[error("--rank {rank}, but --tp {tp} and --pp {pp} make ranks 0 to {last}")]
     Rank { rank: usize, tp: usize, pp: usize, last: usize },
 }
@@ -139,7 +142,7 @@ pub struct Config {
     pub model: PathBuf,
     pub load_format: LoadFormat,
     pub seed: u64,
-    pub storage: Storage,
+    pub weights: WeightStore,
     pub kv_storage: Storage,
     pub threads: usize,
     pub socket: PathBuf,
@@ -161,21 +164,23 @@ impl TryFrom<Args> for Config {
         if rank >= ranks {
             return Err(ConfigError::Rank { rank, tp, pp, last: ranks - 1 });
         }
-        let storage = storage("dtype", args.dtype, Storage::Bf16)?;
-        let kv_storage = self::storage("kv-dtype", args.kv_dtype, storage)?;
+        let keep_blocks = args.dtype == Dtype::Quantized;
+        let dtype = if keep_blocks { Dtype::Auto } else { args.dtype };
+        let numbers = storage("dtype", dtype, Storage::Bf16)?;
+        let kv_storage = storage("kv-dtype", args.kv_dtype, numbers)?;
         let cores = thread::available_parallelism().map_or(1, NonZeroUsize::get);
         Ok(Self {
             identity: Identity {
                 rank,
                 split: Split { tp, pp },
                 device: "cpu".into(),
-                dtype: name(storage),
+                dtype: if keep_blocks { "quantized" } else { name(numbers) },
                 kv_dtype: name(kv_storage),
             },
             model: args.model,
             load_format: args.load_format,
             seed: args.seed,
-            storage,
+            weights: WeightStore { numbers, keep_blocks },
             kv_storage,
             threads: args.threads.map_or((cores / ranks).max(1), NonZeroUsize::get),
             socket: args.socket,
@@ -190,6 +195,7 @@ fn storage(flag: &'static str, dtype: Dtype, auto: Storage) -> Result<Storage, C
         Dtype::F32 => Ok(Storage::F32),
         Dtype::Bf16 => Ok(Storage::Bf16),
         Dtype::F16 => Err(ConfigError::NoF16 { flag }),
+        Dtype::Quantized => Err(ConfigError::QuantizedKv),
     }
 }
 
@@ -220,6 +226,8 @@ mod tests {
         check("--dtype f32", "f32", "f32");
         check("--dtype bf16 --kv-dtype f32", "bf16", "f32");
         check("--dtype f32 --kv-dtype bf16", "f32", "bf16");
+        check("--dtype quantized", "quantized", "bf16");
+        check("--dtype quantized --kv-dtype f32", "quantized", "f32");
     }
 
     #[test]
@@ -232,6 +240,7 @@ mod tests {
         check("--dtype f16", "--dtype f16");
         check("--gpu-memory-fraction 0.5", "--gpu-memory-fraction 0.5");
         check("--kv-dtype f16", "--kv-dtype f16");
+        check("--kv-dtype quantized", "--kv-dtype quantized");
         check("--rank 6 --tp 3 --pp 2", "ranks 0 to 5");
     }
 

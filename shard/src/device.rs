@@ -4,6 +4,7 @@ pub mod cpu;
 
 use std::{ops::Range, time::Duration};
 
+use trireme_checkpoint::DType;
 use trireme_collectives::{AbortHandle, CollectiveError};
 use trireme_kernels::{Activation, HeadLayout};
 
@@ -51,6 +52,17 @@ pub trait Device: Sized + 'static {
     /// An empty matrix `[outputs, inputs]`, filled by [`Device::set_row`].
     fn matrix(store: &Self::Store, outputs: usize, inputs: usize) -> Self::Matrix;
     fn set_row(matrix: &mut Self::Matrix, output: usize, row: &[f32]);
+    /// A matrix that keeps the stored blocks of `dtype`, filled by [`Device::set_blocks`]; none where
+    /// the device has no product for them, or the store wants numbers.
+    fn block_matrix(
+        store: &Self::Store,
+        outputs: usize,
+        inputs: usize,
+        dtype: DType,
+    ) -> Option<Self::Matrix>;
+    fn set_blocks(matrix: &mut Self::Matrix, output: usize, blocks: &[u8]);
+    /// Matrices of the same inputs as one, outputs one after the other.
+    fn stacked(parts: Vec<Self::Matrix>) -> Self::Matrix;
     fn matrix_bytes(matrix: &Self::Matrix) -> usize;
     fn vector(store: &Self::Store, values: Vec<f32>) -> Self::Vector;
     /// Bytes of one weight.

@@ -149,6 +149,11 @@ impl<D: Device> Runner<D> {
         self.masks = Masks::new(grammars);
     }
 
+    /// Memory that the weights take.
+    pub fn weight_bytes(&self) -> u64 {
+        self.weight_bytes
+    }
+
     pub fn kv_bytes_per_block(&self) -> u64 {
         let slice = &self.place.slice;
         let layer = self.device.page_bytes_per_block(slice.kv_heads.len(), self.model.head_dim);

@@ -15,14 +15,17 @@ use tokio_stream::wrappers::UnixListenerStream;
 use tonic::transport::Server;
 use tonic_health::{ServingStatus, server::HealthReporter};
 use tracing::{info, warn};
-use trireme_checkpoint::{Checkpoint, CheckpointError};
+use trireme_checkpoint::{Checkpoint, CheckpointError, DType};
 use trireme_collectives::{CollectiveError, World, local, shared_memory};
 use trireme_process::{StopSignals, remove_socket};
 use trireme_proto::shard::v1::{ShardState, shard_server::ShardServer};
 
 use crate::{
     config::{Config, LoadFormat},
-    device::{Device, cpu::Cpu},
+    device::{
+        Device,
+        cpu::{Cpu, block_type},
+    },
     engine::{Command, Configure, Engine, EngineError, Handle},
     grammar::Grammars,
     models::Model,
@@ -175,7 +178,7 @@ pub fn load(config: &Config, status: &Status) -> Result<Runner<Cpu>, CheckpointE
     let model = checkpoint.model().clone();
     config.identity.split.check(&model)?;
     let place = Place::new(&model, config.identity.split, config.identity.rank);
-    let weight_size = Cpu::weight_size(&config.storage);
+    let weight_size = Cpu::weight_size(&config.weights);
     let total = total_bytes(&model, &place.slice, weight_size);
     status.bytes_total.store(total, Ordering::Relaxed);
     status.change(|phase| {
@@ -185,17 +188,35 @@ pub fn load(config: &Config, status: &Status) -> Result<Runner<Cpu>, CheckpointE
     let weights = Weights::<Cpu> {
         checkpoint: &checkpoint,
         place: &place,
-        store: &config.storage,
+        store: &config.weights,
         threads: config.threads,
         bytes_loaded: &status.bytes_loaded,
     };
+    if config.weights.keep_blocks {
+        tell_blocks(&checkpoint);
+    }
     let layers = Model::load(&weights)?;
     let weight_bytes = status.bytes_loaded.load(Ordering::Relaxed);
+    // Blocks are smaller than the numbers that the total was made of.
+    status.bytes_total.store(weight_bytes, Ordering::Relaxed);
     status.change(|phase| phase.weight_bytes = weight_bytes);
     info!(weight_bytes, layers = ?place.slice.layers, rank = place.rank, "weights loaded");
     let device = Cpu::new(config.threads, config.kv_storage);
     let kv_memory = config.kv_cache_memory;
     Ok(Runner::new(Loaded { device, place, model, layers, weight_bytes, kv_memory }))
+}
+
+/// Says which of the stored types stay as they are.
+fn tell_blocks(checkpoint: &Checkpoint) {
+    for dtype in DType::ALL {
+        let Some(tally) = checkpoint.describe().dtypes.get(dtype.name()).copied() else { continue };
+        let tensors = tally.tensors;
+        if block_type(dtype).is_some() {
+            info!(%dtype, tensors, "blocks are kept as they are stored");
+        } else if dtype.block_len() > 1 {
+            warn!(%dtype, tensors, "no kernel multiplies these blocks: they become bf16");
+        }
+    }
 }
 
 /// The groups of an epoch: one rank needs nobody, several share memory.

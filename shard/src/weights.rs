@@ -1,6 +1,7 @@
 //! From a checkpoint to this rank's matrices: only its rows and columns are read.
 
 use std::{
+    ops::Range,
     sync::{
         Arc, Mutex, PoisonError,
         atomic::{AtomicU64, AtomicUsize, Ordering},
@@ -8,7 +9,10 @@ use std::{
     thread,
 };
 
-use trireme_checkpoint::{Checkpoint, CheckpointError, ModelConfig, RankNumbers, RankSlice, Split};
+use tracing::info;
+use trireme_checkpoint::{
+    Checkpoint, CheckpointError, DType, ModelConfig, RankNumbers, RankSlice, Split,
+};
 
 use crate::{
     device::Device,
@@ -48,6 +52,9 @@ pub struct Weights<'a, D: Device> {
     /// Counts bytes as they become resident.
     pub bytes_loaded: &'a AtomicU64,
 }
+
+/// A tensor's name, and the rows and columns of it that this rank holds.
+type Part<'a> = (&'a str, Range<usize>, Range<usize>);
 
 type Ends<D> = (Entry<D>, Exit<D>);
 
@@ -157,13 +164,73 @@ impl<D: Device> Weights<'_, D> {
             let columns = slice.part(model, spec.columns, spec.shape[1]);
             parts.push((name, rows, columns));
         }
-        let outputs = parts.iter().map(|(_, rows, _)| rows.len()).sum();
-        let inputs = parts.first().map_or(0, |(_, _, columns)| columns.len());
+        // Neighbours that are stored alike are one matrix: fewer products.
+        let mut kinds = Vec::with_capacity(parts.len());
+        for part in &parts {
+            kinds.push(self.kept_blocks(part)?);
+        }
+        let mut matrices = Vec::new();
+        let mut rest = parts.as_slice();
+        for alike in kinds.chunk_by(|a, b| a == b) {
+            let (these, others) = rest.split_at(alike.len());
+            matrices.push(match alike[0] {
+                Some(dtype) => self.block_matrix(these, dtype)?,
+                None => self.number_matrix(these)?,
+            });
+            rest = others;
+        }
+        Ok(match matrices.len() {
+            1 => matrices.remove(0),
+            _ => D::stacked(matrices),
+        })
+    }
+
+    /// The type whose blocks of this part are kept as they are; none: it becomes numbers.
+    fn kept_blocks(&self, (name, _, columns): &Part<'_>) -> Result<Option<DType>, CheckpointError> {
+        let dtype = self.checkpoint.dtype(name)?;
+        if D::block_matrix(self.store, 0, 0, dtype).is_none() {
+            return Ok(None);
+        }
+        let block = dtype.block_len();
+        let whole = columns.start.is_multiple_of(block) && columns.end.is_multiple_of(block);
+        if !whole {
+            info!(
+                tensor = name,
+                ?columns,
+                block,
+                rank = self.place.rank,
+                "the split tears blocks of {dtype}: this rank's part becomes numbers"
+            );
+        }
+        Ok(whole.then_some(dtype))
+    }
+
+    fn block_matrix(&self, parts: &[Part<'_>], dtype: DType) -> Result<D::Matrix, CheckpointError> {
+        let (outputs, inputs) = shape(parts);
+        let mut matrix = match D::block_matrix(self.store, outputs, inputs, dtype) {
+            Some(matrix) => matrix,
+            None => return self.number_matrix(parts),
+        };
+        let mut output = 0;
+        for (name, rows, columns) in parts {
+            let (rows, columns) = (rows.clone(), columns.clone());
+            self.checkpoint.for_each_stored_row(name, rows, columns, &mut |_, blocks| {
+                D::set_blocks(&mut matrix, output, blocks);
+                output += 1;
+            })?;
+        }
+        self.count(D::matrix_bytes(&matrix));
+        Ok(matrix)
+    }
+
+    fn number_matrix(&self, parts: &[Part<'_>]) -> Result<D::Matrix, CheckpointError> {
+        let (outputs, inputs) = shape(parts);
         let mut matrix = D::matrix(self.store, outputs, inputs);
         let row_bytes = inputs * D::weight_size(self.store);
         let mut output = 0;
         for (name, rows, columns) in parts {
             let height = rows.len();
+            let (rows, columns) = (rows.clone(), columns.clone());
             self.checkpoint.for_each_row(name, rows, columns, &mut |_, row| {
                 D::set_row(&mut matrix, output, row);
                 output += 1;
@@ -178,7 +245,13 @@ impl<D: Device> Weights<'_, D> {
     }
 }
 
-/// Bytes that [`Weights`] counts for a whole rank: what progress is measured against.
+fn shape(parts: &[Part<'_>]) -> (usize, usize) {
+    let outputs = parts.iter().map(|(_, rows, _)| rows.len()).sum();
+    (outputs, parts.first().map_or(0, |(_, _, columns)| columns.len()))
+}
+
+/// Bytes that [`Weights`] counts for a whole rank that keeps no blocks: what progress is measured
+/// against.
 pub fn total_bytes(model: &ModelConfig, slice: &RankSlice, weight_size: usize) -> u64 {
     let numbers = RankNumbers::of(model, slice);
     numbers.matrices * weight_size as u64 + 4 * numbers.vectors

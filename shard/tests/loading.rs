@@ -12,6 +12,7 @@ use trireme_checkpoint::Split;
 use trireme_kernels::Storage;
 use trireme_shard::{
     config::{Config, Identity, LoadFormat},
+    device::cpu::WeightStore,
     server,
     status::Status,
 };
@@ -84,7 +85,7 @@ fn load(folder: &Path, split: Split, rank: usize, base: u64) -> (u64, u64) {
         model: folder.to_owned(),
         load_format: LoadFormat::Auto,
         seed: 0,
-        storage: Storage::Bf16,
+        weights: WeightStore { numbers: Storage::Bf16, keep_blocks: false },
         kv_storage: Storage::Bf16,
         threads: 2,
         socket: PathBuf::new(),

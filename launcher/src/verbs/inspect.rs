@@ -66,7 +66,10 @@ impl Report {
         let description = checkpoint.describe();
         let model = &description.model;
         let (dtype, weight_size) = args.dtype.storage(Dtype::CPU_WEIGHTS);
-        let (kv_dtype, kv_size) = args.kv_dtype.storage((dtype, weight_size));
+        let (kv_dtype, kv_size) = args.kv_dtype.storage(match args.dtype {
+            Dtype::Quantized => Dtype::CPU_WEIGHTS,
+            _ => (dtype, weight_size),
+        });
         let storage = Storage { weight_size, kv_size };
         let plans = plans(model, args.ranks.get(), storage);
         let (choice, plan) = if args.tp.is_some() || args.pp.is_some() {

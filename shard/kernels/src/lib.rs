@@ -16,7 +16,9 @@
 //!   scores of a whole block are one vector and need no horizontal sum; V is
 //!   `[head_dim / 16][16 tokens][16]`. For `bf16`, K pairs neighbouring dimensions and V neighbouring
 //!   tokens, as above.
-//! * Both are operands of one micro-kernel, `matmul::tile`.
+//! * A quantised matrix keeps the blocks of a GGUF file, their parts regrouped in panels of 32 outputs
+//!   (`quantised.rs`). Its products are bit-equal to those of the decoded matrix in `f32`.
+//! * Pages and dense matrices are operands of one micro-kernel, `matmul::tile`.
 //!
 //! # Threads
 //! A [`Team`] forks and joins in about a microsecond while its workers spin, and sleeps otherwise.
@@ -33,6 +35,7 @@ mod kv_pages;
 mod matmul;
 mod matrix;
 mod norm;
+mod quantised;
 mod reduce;
 mod rotary;
 #[cfg(test)]
@@ -50,6 +53,7 @@ pub use kv_pages::KvPages;
 pub use matmul::matmul;
 pub use matrix::{Matrix, Storage};
 pub use norm::{add_rms_norm, rms_norm, rms_norm_heads};
+pub use quantised::BlockType;
 pub use reduce::{argmax, max_and_sum_exp};
 pub use rotary::{HeadLayout, RotaryTable, rotate_and_append};
 pub use simd::instruction_set;

@@ -11,6 +11,7 @@
 //!   stay in the L2 cache while the panels pass.
 
 mod plan;
+mod quantised;
 pub(crate) mod tile;
 
 use std::ops::Range;
@@ -18,9 +19,11 @@ use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 
 use crate::disjoint::Disjoint;
 use crate::matrix::{Matrix, PANEL, Panels};
+use crate::quantised::BlockType;
 use crate::simd::{Isa, Kernel, LANES, Simd};
 use crate::team::{Team, share};
 use plan::Plan;
+use quantised::Quantised;
 use tile::{Element, Tile, by_height};
 
 /// Fewer packed values than this are packed by the caller alone: a fork would cost more.
@@ -47,7 +50,7 @@ pub fn matmul(
     matmul_on(Isa::best(), team, (x, rows), w, bias, out);
 }
 
-fn matmul_on(
+pub(crate) fn matmul_on(
     isa: Isa,
     team: &Team,
     (x, rows): (&[f32], usize),
@@ -64,33 +67,134 @@ fn matmul_on(
     if out.is_empty() {
         return;
     }
+    let columns = Columns { stride: outputs, first: 0 };
+    columns_on(isa, team, (x, rows), w, bias, &Disjoint::new(out), columns);
+}
+
+/// Where the outputs of a matrix lie in the rows of the result.
+#[derive(Clone, Copy)]
+struct Columns {
+    /// Values of one row of the result.
+    stride: usize,
+    first: usize,
+}
+
+/// The products of one matrix, or of those that are stacked in it, shapes checked.
+fn columns_on(
+    isa: Isa,
+    team: &Team,
+    (x, rows): (&[f32], usize),
+    w: &Matrix,
+    bias: Option<&[f32]>,
+    out: &Disjoint<'_, f32>,
+    columns: Columns,
+) {
+    let (inputs, outputs) = (w.inputs(), w.outputs());
+    macro_rules! product {
+        ($source:expr) => {
+            Product { isa, team, x, rows, inputs, w: $source, outputs, bias, out, columns }.run()
+        };
+    }
     match w.panels() {
-        Panels::F32(panels) => {
-            Product { isa, team, x, rows, inputs, panels, outputs, bias, out: Disjoint::new(out) }
-                .run();
-        }
-        Panels::Bf16(panels) => {
-            Product { isa, team, x, rows, inputs, panels, outputs, bias, out: Disjoint::new(out) }
-                .run();
+        Panels::F32(panels) => product!(Dense { panels, inputs }),
+        Panels::Bf16(panels) => product!(Dense { panels, inputs }),
+        Panels::Quantised(panels) => match panels.block {
+            BlockType::Q4_0 => product!(Quantised::<quantised::Q4_0>::new(panels)),
+            BlockType::Q4_1 => product!(Quantised::<quantised::Q4_1>::new(panels)),
+            BlockType::Q8_0 => product!(Quantised::<quantised::Q8_0>::new(panels)),
+            BlockType::Q4K => product!(Quantised::<quantised::Q4K>::new(panels)),
+            BlockType::Q6K => product!(Quantised::<quantised::Q6K>::new(panels)),
+        },
+        Panels::Stacked(parts) => {
+            let mut first = 0;
+            for part in parts {
+                let bias = bias.map(|bias| &bias[first..first + part.outputs()]);
+                let columns = Columns { first: columns.first + first, ..columns };
+                columns_on(isa, team, (x, rows), part, bias, out, columns);
+                first += part.outputs();
+            }
         }
     }
 }
 
-/// One call of [`matmul`], shapes checked.
-struct Product<'a, E> {
+/// Packed weights that a product reads panel by panel.
+trait Source: Send + Sync {
+    /// Half a panel, from some input on.
+    type Place: Copy;
+    /// Inputs that a slice does not tear apart.
+    const UNIT: usize;
+
+    /// `panel` and `input` (at a whole unit) are within the matrix; `half` is 0 or 1.
+    fn place(&self, panel: usize, input: usize, half: usize) -> Self::Place;
+
+    /// Sums of `ROWS` rows by `VECTORS` half panels, as in [`Tile`]; rows are packed `[depth][ROWS]`.
+    ///
+    /// # Safety
+    /// `x` and `w` are readable for `depth` inputs, and the sums, `16 * VECTORS` values every stride, are
+    /// ours alone to read and write.
+    unsafe fn tile<S: Simd, const ROWS: usize, const VECTORS: usize>(
+        s: S,
+        x: *const f32,
+        w: [Self::Place; VECTORS],
+        depth: usize,
+        sums: (*mut f32, usize),
+        fresh: bool,
+    );
+}
+
+/// Numbers as they are.
+struct Dense<'a, E> {
+    panels: &'a [E],
+    inputs: usize,
+}
+
+impl<E: Element> Source for Dense<'_, E> {
+    type Place = *const E;
+    const UNIT: usize = 2;
+
+    #[inline(always)]
+    fn place(&self, panel: usize, input: usize, half: usize) -> *const E {
+        let start = panel * PANEL * E::padded(self.inputs) + input * PANEL + half * E::VECTOR;
+        debug_assert!(start <= self.panels.len() || self.inputs == 0);
+        // Without inputs there is nothing to point to, and nothing is read.
+        self.panels.as_ptr().wrapping_add(start)
+    }
+
+    #[inline(always)]
+    unsafe fn tile<S: Simd, const ROWS: usize, const VECTORS: usize>(
+        s: S,
+        x: *const f32,
+        w: [*const E; VECTORS],
+        depth: usize,
+        (sums, sums_stride): (*mut f32, usize),
+        fresh: bool,
+    ) {
+        let tile: Tile<S, E, ROWS, VECTORS, PANEL> =
+            Tile { s, x, w, depth, sums, sums_stride, fresh };
+        // SAFETY: by the caller's word.
+        unsafe { tile.run::<ROWS, 1>() }
+    }
+}
+
+/// One call of [`matmul`] by one matrix, shapes checked.
+struct Product<'a, 'o, W> {
     isa: Isa,
     team: &'a Team,
     x: &'a [f32],
     rows: usize,
     inputs: usize,
-    panels: &'a [E],
+    w: W,
     outputs: usize,
     bias: Option<&'a [f32]>,
-    out: Disjoint<'a, f32>,
+    out: &'a Disjoint<'o, f32>,
+    columns: Columns,
 }
 
-impl<'a, E: Element> Product<'a, E> {
+impl<'o, W: Source> Product<'_, 'o, W> {
     fn run(&self) {
+        if self.rows == 0 || self.outputs == 0 {
+            return;
+        }
         let panels = self.outputs.div_ceil(PANEL);
         let threads = self.team.threads();
         if self.rows == 1 {
@@ -99,7 +203,7 @@ impl<'a, E: Element> Product<'a, E> {
                 self.isa.run(SingleRow { product: self, panels });
             });
         }
-        let plan = Plan::new(self.rows, self.inputs, self.isa.run(TileRows));
+        let plan = Plan::new(self.rows, self.inputs, self.isa.run(TileRows), W::UNIT);
         let mut scratch = self.team.scratch();
         let packed = scratch.floats.take(self.x.len());
         self.pack(&plan, packed);
@@ -148,15 +252,6 @@ impl<'a, E: Element> Product<'a, E> {
         }
     }
 
-    /// Where panel `panel` starts, from input `input` (even for `bf16`).
-    #[inline(always)]
-    fn panel(&self, panel: usize, input: usize) -> *const E {
-        let start = panel * PANEL * E::padded(self.inputs) + input * PANEL;
-        debug_assert!(start <= self.panels.len());
-        // SAFETY: within the matrix: `panel` and `input` are within its shape.
-        unsafe { self.panels.as_ptr().add(start) }
-    }
-
     /// Where the sums of a tile go: into `out` itself, or by way of `spare` where the last panel is not
     /// full. `None` if no output is left.
     fn begin(&self, target: &Target, spare: &mut [f32]) -> Option<(*mut f32, usize)> {
@@ -169,7 +264,7 @@ impl<'a, E: Element> Product<'a, E> {
             let end = self.place(target, target.rows.end - 1) + valid;
             return Some((
                 self.out.reach(self.place(target, target.rows.start)..end),
-                self.outputs,
+                self.columns.stride,
             ));
         }
         if !target.first {
@@ -207,12 +302,12 @@ impl<'a, E: Element> Product<'a, E> {
     }
 
     fn place(&self, target: &Target, row: usize) -> usize {
-        row * self.outputs + target.output
+        row * self.columns.stride + self.columns.first + target.output
     }
 
     /// # Safety
     /// The caller has taken the target's panel (for these rows), and holds one part at a time.
-    unsafe fn part(&self, target: &Target, row: usize) -> &'a mut [f32] {
+    unsafe fn part(&self, target: &Target, row: usize) -> &'o mut [f32] {
         let start = self.place(target, row);
         // SAFETY: each panel is taken once for each row, so nobody else touches these outputs.
         unsafe { self.out.part(start..start + self.valid(target)) }
@@ -241,12 +336,12 @@ impl Kernel for TileRows {
 }
 
 /// One row by a range of panels.
-struct SingleRow<'a, 'p, E> {
-    product: &'a Product<'p, E>,
+struct SingleRow<'a, 'p, 'o, W> {
+    product: &'a Product<'p, 'o, W>,
     panels: Range<usize>,
 }
 
-impl<E: Element> Kernel for SingleRow<'_, '_, E> {
+impl<W: Source> Kernel for SingleRow<'_, '_, '_, W> {
     type Output = ();
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
@@ -263,30 +358,24 @@ impl<E: Element> Kernel for SingleRow<'_, '_, E> {
     }
 }
 
-impl<E: Element> SingleRow<'_, '_, E> {
+impl<W: Source> SingleRow<'_, '_, '_, W> {
     #[inline(always)]
     fn panels_at<S: Simd, const VECTORS: usize>(&self, s: S, panel: usize, spare: &mut Spare) {
         let p = self.product;
         let (output, width) = (panel * PANEL, VECTORS * LANES);
         let target = Target { rows: 0..1, output, width, first: true, last: true };
-        let Some((sums, sums_stride)) = p.begin(&target, spare) else { return };
-        let mut w = [p.panel(panel, 0); VECTORS];
-        for (v, w) in w.iter_mut().enumerate() {
-            // SAFETY: half `v % 2` of panel `panel + v / 2`, which this worker has taken.
-            *w = unsafe { p.panel(panel + v / 2, 0).add(v % 2 * E::VECTOR) };
-        }
-        let (x, depth) = (p.x.as_ptr(), p.inputs);
-        let tile: Tile<S, E, 1, VECTORS, PANEL> =
-            Tile { s, x, w, depth, sums, sums_stride, fresh: true };
+        let Some(sums) = p.begin(&target, spare) else { return };
+        // Half `v % 2` of panel `panel + v / 2`, which this worker has taken.
+        let w = std::array::from_fn(|v| p.w.place(panel + v / 2, 0, v % 2));
         // SAFETY: `x` has `inputs` values, each panel `inputs` steps, and `begin` gave the sums.
-        unsafe { tile.run::<1, 1>() };
+        unsafe { W::tile::<S, 1, VECTORS>(s, p.x.as_ptr(), w, p.inputs, sums, true) };
         p.end(&target, spare);
     }
 }
 
 /// Packed rows by panels. A task is one group of blocks by one batch of panels.
-struct Blocks<'a, 'p, E> {
-    product: &'a Product<'p, E>,
+struct Blocks<'a, 'p, 'o, W> {
+    product: &'a Product<'p, 'o, W>,
     plan: &'a Plan,
     packed: &'a [f32],
     /// Panels of a batch.
@@ -296,7 +385,7 @@ struct Blocks<'a, 'p, E> {
     next: &'a AtomicUsize,
 }
 
-impl<E: Element> Kernel for Blocks<'_, '_, E> {
+impl<W: Source> Kernel for Blocks<'_, '_, '_, W> {
     type Output = ();
     #[inline(always)]
     fn run<S: Simd>(self, s: S) {
@@ -320,7 +409,7 @@ impl<E: Element> Kernel for Blocks<'_, '_, E> {
     }
 }
 
-impl<E: Element> Blocks<'_, '_, E> {
+impl<W: Source> Blocks<'_, '_, '_, W> {
     /// One block of rows by one panel, over one slice of the inputs.
     #[inline(always)]
     fn block<S: Simd>(
@@ -341,10 +430,10 @@ impl<E: Element> Blocks<'_, '_, E> {
             let width = PANEL / halves;
             let output = panel * PANEL + half * width;
             let target = Target { rows: rows.clone(), output, width, first, last };
-            let Some((sums, sums_stride)) = p.begin(&target, spare) else { return };
-            // SAFETY: half `half` of `panel`, which this worker has taken.
-            let w = unsafe { p.panel(panel, slice.start).add(half * E::VECTOR) };
-            let operands = Operands { x, w, depth, sums, sums_stride, fresh: first };
+            let Some(sums) = p.begin(&target, spare) else { return };
+            // The halves that this worker has taken; a narrow tile reads the first alone.
+            let w = [half, 1].map(|half| p.w.place(panel, slice.start, half));
+            let operands = Operands::<W> { x, w, depth, sums, fresh: first };
             by_height!(rows.len(), operands.tile::<S>(s));
             p.end(&target, spare);
         }
@@ -352,39 +441,27 @@ impl<E: Element> Blocks<'_, '_, E> {
 }
 
 /// Operands of the tile of one block, whatever its height.
-struct Operands<E> {
+struct Operands<W: Source> {
     x: *const f32,
-    w: *const E,
+    w: [W::Place; 2],
     depth: usize,
-    sums: *mut f32,
-    sums_stride: usize,
+    sums: (*mut f32, usize),
     fresh: bool,
 }
 
-impl<E: Element> Operands<E> {
+impl<W: Source> Operands<W> {
     #[inline(always)]
     fn tile<S: Simd, const ROWS: usize>(&self, s: S) {
-        if S::TILE_IS_WIDE {
-            // SAFETY: the second half of the panel follows the first.
-            let second = unsafe { self.w.add(E::VECTOR) };
-            self.vectors::<S, ROWS, 2>(s, [self.w, second]);
-        } else {
-            self.vectors::<S, ROWS, 1>(s, [self.w]);
-        }
-    }
-
-    #[inline(always)]
-    fn vectors<S: Simd, const ROWS: usize, const VECTORS: usize>(
-        &self,
-        s: S,
-        w: [*const E; VECTORS],
-    ) {
-        let Self { x, depth, sums, sums_stride, fresh, .. } = *self;
-        let tile: Tile<S, E, ROWS, VECTORS, PANEL> =
-            Tile { s, x, w, depth, sums, sums_stride, fresh };
+        let Self { x, w, depth, sums, fresh } = *self;
         // SAFETY: the block has `ROWS` values and the panel one step for each input of the slice;
         // `begin` gave the sums.
-        unsafe { tile.run::<ROWS, 1>() }
+        unsafe {
+            if S::TILE_IS_WIDE {
+                W::tile::<S, ROWS, 2>(s, x, w, depth, sums, fresh);
+            } else {
+                W::tile::<S, ROWS, 1>(s, x, [w[0]], depth, sums, fresh);
+            }
+        }
     }
 }
 

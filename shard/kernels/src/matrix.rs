@@ -3,6 +3,7 @@
 use half::bf16;
 
 use crate::buffer::{Buffer, Touch};
+use crate::quantised::{BlockType, QuantisedPanels};
 
 /// How numbers are stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,6 +37,10 @@ pub struct Matrix {
 pub(crate) enum Panels {
     F32(Buffer<f32>),
     Bf16(Buffer<bf16>),
+    /// Blocks of a GGUF file.
+    Quantised(QuantisedPanels),
+    /// Matrices of the same inputs, their outputs one after the other.
+    Stacked(Vec<Matrix>),
 }
 
 impl Matrix {
@@ -51,11 +56,45 @@ impl Matrix {
         Self { outputs, inputs, panels }
     }
 
+    /// A matrix that keeps the blocks of a GGUF file. Rows are stored by [`Matrix::set_blocks`].
+    ///
+    /// # Panics
+    /// If `inputs` are no whole blocks.
+    pub fn quantised(outputs: usize, inputs: usize, block: BlockType) -> Self {
+        let panels = Panels::Quantised(QuantisedPanels::new(outputs, inputs, block));
+        Self { outputs, inputs, panels }
+    }
+
+    /// Several matrices of the same inputs as one, each stored in its own way.
+    ///
+    /// # Panics
+    /// If the inputs differ.
+    pub fn stacked(parts: Vec<Self>) -> Self {
+        let inputs = parts.first().map_or(0, Self::inputs);
+        for part in &parts {
+            assert!(part.inputs == inputs, "{} inputs over {inputs}", part.inputs);
+        }
+        let outputs = parts.iter().map(Self::outputs).sum();
+        Self { outputs, inputs, panels: Panels::Stacked(parts) }
+    }
+
+    /// Stores output row `output` as the blocks of its type.
+    ///
+    /// # Panics
+    /// If the matrix is not quantised, or `output` or the row's length is out of range.
+    pub fn set_blocks(&mut self, output: usize, blocks: &[u8]) {
+        assert!(output < self.outputs, "output {output} of {}", self.outputs);
+        match &mut self.panels {
+            Panels::Quantised(panels) => panels.set_row(output, blocks),
+            _ => panic!("blocks for a matrix that has none"),
+        }
+    }
+
     /// Stores output row `output` (`inputs` long), rounding to nearest even where the storage is
     /// narrower. Loading calls this once for each row.
     ///
     /// # Panics
-    /// If `output` or the row's length is out of range.
+    /// If `output` or the row's length is out of range, or the matrix is quantised or stacked.
     pub fn set_row(&mut self, output: usize, row: &[f32]) {
         let start = self.start(output, row.len());
         match &mut self.panels {
@@ -69,6 +108,7 @@ impl Matrix {
                     w[start + bf16_offset(i)] = bf16::from_f32(value);
                 }
             }
+            Panels::Quantised(_) | Panels::Stacked(_) => panic!("numbers for a matrix of blocks"),
         }
     }
 
@@ -89,6 +129,16 @@ impl Matrix {
                     *value = w[start + bf16_offset(i)].to_f32();
                 }
             }
+            Panels::Quantised(panels) => panels.row(output, row),
+            Panels::Stacked(parts) => {
+                let mut output = output;
+                for part in parts {
+                    if output < part.outputs {
+                        return part.row(output, row);
+                    }
+                    output -= part.outputs;
+                }
+            }
         }
     }
 
@@ -100,18 +150,13 @@ impl Matrix {
         self.inputs
     }
 
-    pub fn storage(&self) -> Storage {
-        match self.panels {
-            Panels::F32(_) => Storage::F32,
-            Panels::Bf16(_) => Storage::Bf16,
-        }
-    }
-
     /// Memory held, padding included.
     pub fn bytes(&self) -> usize {
         match &self.panels {
             Panels::F32(w) => size_of_val::<[f32]>(w),
             Panels::Bf16(w) => size_of_val::<[bf16]>(w),
+            Panels::Quantised(panels) => panels.bytes(),
+            Panels::Stacked(parts) => parts.iter().map(Self::bytes).sum(),
         }
     }
 
@@ -130,6 +175,7 @@ impl Matrix {
         match self.panels {
             Panels::F32(_) => panel * PANEL * self.inputs + lane,
             Panels::Bf16(_) => panel * PANEL * self.inputs.next_multiple_of(2) + 2 * lane,
+            Panels::Quantised(_) | Panels::Stacked(_) => 0, // they find their own places
         }
     }
 }
@@ -149,7 +195,7 @@ mod tests {
 
     fn check(outputs: usize, inputs: usize, storage: Storage) {
         let mut w = Matrix::new(outputs, inputs, storage);
-        assert_eq!((w.outputs(), w.inputs(), w.storage()), (outputs, inputs, storage));
+        assert_eq!((w.outputs(), w.inputs()), (outputs, inputs));
         assert!(w.bytes() >= outputs * inputs * storage.bytes());
         for output in 0..outputs {
             let row: Vec<f32> = (0..inputs).map(|input| value(output, input)).collect();

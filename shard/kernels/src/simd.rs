@@ -9,7 +9,7 @@ mod x86;
 
 use std::sync::OnceLock;
 
-use half::bf16;
+use half::{bf16, f16};
 pub(crate) use portable::Portable;
 #[cfg(target_arch = "x86_64")]
 pub(crate) use x86::{Avx2, Avx512};
@@ -37,6 +37,16 @@ pub(crate) trait Simd: Copy + Send + Sync + 'static {
     /// # Safety
     /// `from` points to 32 readable `bf16`.
     unsafe fn load_bf16_pairs(self, from: *const bf16) -> (Self::V, Self::V);
+    /// # Safety
+    /// `from` points to 16 readable `f16`.
+    unsafe fn load_f16(self, from: *const f16) -> Self::V;
+    /// # Safety
+    /// `from` points to 16 readable bytes.
+    unsafe fn load_i8(self, from: *const i8) -> Self::V;
+    /// Sixteen pairs of numbers from 0 to 15: (the low halves of the bytes, the high halves).
+    /// # Safety
+    /// `from` points to 16 readable bytes.
+    unsafe fn load_nibbles(self, from: *const u8) -> (Self::V, Self::V);
     fn add(self, a: Self::V, b: Self::V) -> Self::V;
     fn sub(self, a: Self::V, b: Self::V) -> Self::V;
     fn mul(self, a: Self::V, b: Self::V) -> Self::V;

@@ -5,10 +5,11 @@ use std::{
     time::{Duration, Instant},
 };
 
+use trireme_checkpoint::DType;
 use trireme_collectives::{AbortHandle, CollectiveError, World};
 use trireme_kernels::{
-    self as kernels, Activation, HeadLayout, KvPages, Matrix, RotaryTable, Routing, SequenceRows,
-    Storage, Team,
+    self as kernels, Activation, BlockType, HeadLayout, KvPages, Matrix, RotaryTable, Routing,
+    SequenceRows, Storage, Team,
 };
 
 use super::{AttentionRule, Device, Samples, Scores};
@@ -17,6 +18,27 @@ use crate::{
     layers::mixture::{ExpertBuffers, Experts},
     sampler::{self, SampleRow, ScoreRow},
 };
+
+/// How weights are kept.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct WeightStore {
+    /// Numbers, and blocks that are decoded.
+    pub numbers: Storage,
+    /// Blocks that a kernel multiplies stay as they are in the file.
+    pub keep_blocks: bool,
+}
+
+/// The kernels' name of a stored type; none: no kernel multiplies it.
+pub fn block_type(dtype: DType) -> Option<BlockType> {
+    Some(match dtype {
+        DType::Q4_0 => BlockType::Q4_0,
+        DType::Q4_1 => BlockType::Q4_1,
+        DType::Q8_0 => BlockType::Q8_0,
+        DType::Q4K => BlockType::Q4K,
+        DType::Q6K => BlockType::Q6K,
+        _ => return None,
+    })
+}
 
 /// Row-major activations, resident as far as steps have filled them.
 pub struct Buffer {
@@ -70,7 +92,7 @@ impl Cpu {
 }
 
 impl Device for Cpu {
-    type Store = Storage;
+    type Store = WeightStore;
     type Matrix = Matrix;
     type Vector = Vec<f32>;
     type Buffer = Buffer;
@@ -79,23 +101,35 @@ impl Device for Cpu {
     type World = World;
     type Rows<'a> = Vec<SequenceRows<'a>>;
 
-    fn matrix(store: &Storage, outputs: usize, inputs: usize) -> Matrix {
-        Matrix::new(outputs, inputs, *store)
+    fn matrix(store: &WeightStore, outputs: usize, inputs: usize) -> Matrix {
+        Matrix::new(outputs, inputs, store.numbers)
     }
     fn set_row(matrix: &mut Matrix, output: usize, row: &[f32]) {
         matrix.set_row(output, row);
     }
+    fn block_matrix(
+        store: &WeightStore,
+        outputs: usize,
+        inputs: usize,
+        dtype: DType,
+    ) -> Option<Matrix> {
+        let block = block_type(dtype).filter(|_| store.keep_blocks)?;
+        Some(Matrix::quantised(outputs, inputs, block))
+    }
+    fn set_blocks(matrix: &mut Matrix, output: usize, blocks: &[u8]) {
+        matrix.set_blocks(output, blocks);
+    }
+    fn stacked(parts: Vec<Matrix>) -> Matrix {
+        Matrix::stacked(parts)
+    }
     fn matrix_bytes(matrix: &Matrix) -> usize {
         matrix.bytes()
     }
-    fn vector(_store: &Storage, values: Vec<f32>) -> Vec<f32> {
+    fn vector(_store: &WeightStore, values: Vec<f32>) -> Vec<f32> {
         values
     }
-    fn weight_size(store: &Storage) -> usize {
-        match store {
-            Storage::F32 => 4,
-            Storage::Bf16 => 2,
-        }
+    fn weight_size(store: &WeightStore) -> usize {
+        store.numbers.bytes()
     }
 
     fn buffer(&self, rows: usize, width: usize) -> Buffer {

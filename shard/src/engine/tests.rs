@@ -11,7 +11,7 @@ use trireme_kernels::Storage;
 use super::*;
 use crate::{
     config::{Config, Identity, LoadFormat},
-    device::cpu::Cpu,
+    device::cpu::{Cpu, WeightStore},
     sampler::Sampling,
     server,
     step::{BlockUpdate, Chunk, NewSequence},
@@ -32,7 +32,7 @@ fn start(rank: usize, split: Split, worlds: Vec<World>) -> (Handle, thread::Join
         model: PathBuf::from(fixtures).join("models/smollm-like"),
         load_format: LoadFormat::Auto,
         seed: 0,
-        storage: Storage::F32,
+        weights: WeightStore { numbers: Storage::F32, keep_blocks: false },
         kv_storage: Storage::F32,
         threads: 1,
         socket: PathBuf::new(),

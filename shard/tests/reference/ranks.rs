@@ -11,7 +11,10 @@ use trireme_collectives::local;
 use trireme_kernels::{KvPages, Storage};
 use trireme_shard::{
     config::{Config, Identity, LoadFormat},
-    device::{Device, cpu::Cpu},
+    device::{
+        Device,
+        cpu::{Cpu, WeightStore},
+    },
     runner::{Runner, WarmupPlan},
     sampler::{Sampling, Scoring},
     server,
@@ -29,12 +32,18 @@ pub struct Model {
     path: PathBuf,
     split: Split,
     pub config: ModelConfig,
+    keep_blocks: bool,
 }
 
 impl Model {
     pub fn open(path: &Path, tp: usize, pp: usize) -> Self {
         let config = Checkpoint::open(path).expect("open").model().clone();
-        Self { path: path.to_owned(), split: Split { tp, pp }, config }
+        Self { path: path.to_owned(), split: Split { tp, pp }, config, keep_blocks: false }
+    }
+
+    /// The same with quantised weights as they are stored.
+    pub fn keeping_blocks(self) -> Self {
+        Self { keep_blocks: true, ..self }
     }
 
     pub fn name(&self) -> String {
@@ -76,7 +85,7 @@ impl Model {
             model: self.path.clone(),
             load_format: LoadFormat::Auto,
             seed: 0,
-            storage: Storage::F32,
+            weights: WeightStore { numbers: Storage::F32, keep_blocks: self.keep_blocks },
             kv_storage: Storage::F32,
             threads: 1,
             socket: PathBuf::new(),

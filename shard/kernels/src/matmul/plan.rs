@@ -14,16 +14,18 @@ pub(super) struct Plan {
     blocks: usize,
     blocks_per_group: usize,
     slices: usize,
+    /// Inputs that are not torn apart.
+    unit: usize,
 }
 
 impl Plan {
     /// `tile_rows`: the most rows of a block.
-    pub(super) fn new(rows: usize, inputs: usize, tile_rows: usize) -> Self {
+    pub(super) fn new(rows: usize, inputs: usize, tile_rows: usize, unit: usize) -> Self {
         let blocks = rows.div_ceil(tile_rows);
         let slices = inputs.div_ceil(SLICE_INPUTS).max(1);
         let block_bytes = tile_rows * inputs.div_ceil(slices).max(1) * size_of::<f32>();
         let blocks_per_group = (GROUP_BYTES / block_bytes).max(1);
-        Self { rows, inputs, blocks, blocks_per_group, slices }
+        Self { rows, inputs, blocks, blocks_per_group, slices, unit }
     }
 
     pub(super) fn blocks(&self) -> usize {
@@ -49,10 +51,11 @@ impl Plan {
         group * blocks / groups..(group + 1) * blocks / groups
     }
 
-    /// Slices of inputs, evenly, at even borders (pairs are not torn). One, empty, if there are none.
+    /// Slices of inputs, evenly, at whole units. One, empty, if there are none.
     pub(super) fn slices(&self) -> impl Iterator<Item = Range<usize>> + use<> {
-        let (inputs, slices) = (self.inputs, self.slices);
-        let border = move |i: usize| if i == slices { inputs } else { i * inputs / slices / 2 * 2 };
+        let (inputs, slices, unit) = (self.inputs, self.slices, self.unit);
+        let border =
+            move |i: usize| if i == slices { inputs } else { i * inputs / slices / unit * unit };
         (0..slices).map(move |slice| border(slice)..border(slice + 1))
     }
 }
@@ -73,10 +76,17 @@ mod tests {
     #[test]
     fn every_cut_covers_everything_once() {
         for tile_rows in [4, 6, 12] {
-            for (rows, inputs) in
-                [(1, 1), (2, 0), (13, 577), (25, 769), (512, 1536), (7, 14336), (2000, 4097)]
-            {
-                let plan = Plan::new(rows, inputs, tile_rows);
+            for (rows, inputs, unit) in [
+                (1, 1, 2),
+                (2, 0, 2),
+                (13, 577, 2),
+                (25, 769, 2),
+                (512, 1536, 32),
+                (7, 14336, 256),
+                (2000, 4097, 2),
+                (3, 1024, 256),
+            ] {
+                let plan = Plan::new(rows, inputs, tile_rows, unit);
                 check_cover((0..plan.blocks()).map(|block| plan.rows_of(block)), rows);
                 check_cover((0..plan.groups()).map(|group| plan.blocks_of(group)), plan.blocks());
                 check_cover(plan.slices(), inputs);
@@ -85,8 +95,8 @@ mod tests {
                 assert!(
                     (0..plan.blocks()).all(|b| (1..=tile_rows).contains(&plan.rows_of(b).len()))
                 );
-                assert!(plan.slices().all(|slice| slice.start % 2 == 0));
-                assert!(plan.slices().all(|slice| slice.len() <= SLICE_INPUTS + 1));
+                assert!(plan.slices().all(|slice| slice.start % unit == 0));
+                assert!(plan.slices().all(|slice| slice.len() < SLICE_INPUTS + unit));
             }
         }
     }

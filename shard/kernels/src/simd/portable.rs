@@ -1,7 +1,7 @@
 //! Plain arrays: the reference path, and the one for CPUs without AVX2 (the compiler turns the loops
 //! into SSE2 or NEON).
 
-use half::bf16;
+use half::{bf16, f16};
 
 use super::{LANES, Simd};
 
@@ -51,6 +51,22 @@ impl Simd for Portable {
         let pairs = unsafe { from.cast::<[[u16; 2]; LANES]>().read_unaligned() };
         let widen = |bits: u16| f32::from_bits(u32::from(bits) << 16);
         (pairs.map(|pair| widen(pair[0])), pairs.map(|pair| widen(pair[1])))
+    }
+    #[inline(always)]
+    unsafe fn load_f16(self, from: *const f16) -> Self::V {
+        // SAFETY: the caller vouches for 16 readable values.
+        unsafe { from.cast::<[f16; LANES]>().read() }.map(f16::to_f32)
+    }
+    #[inline(always)]
+    unsafe fn load_i8(self, from: *const i8) -> Self::V {
+        // SAFETY: the caller vouches for 16 readable values.
+        unsafe { from.cast::<[i8; LANES]>().read() }.map(f32::from)
+    }
+    #[inline(always)]
+    unsafe fn load_nibbles(self, from: *const u8) -> (Self::V, Self::V) {
+        // SAFETY: the caller vouches for 16 readable values.
+        let bytes = unsafe { from.cast::<[u8; LANES]>().read() };
+        (bytes.map(|byte| f32::from(byte & 0xF)), bytes.map(|byte| f32::from(byte >> 4)))
     }
     #[inline(always)]
     fn add(self, a: Self::V, b: Self::V) -> Self::V {

@@ -5,7 +5,7 @@
 
 use std::arch::x86_64::*;
 
-use half::bf16;
+use half::{bf16, f16};
 
 use super::{Kernel, LANES, Simd};
 
@@ -28,7 +28,8 @@ impl Avx512 {
         let found = is_x86_feature_detected!("avx512f")
             && is_x86_feature_detected!("avx512bw")
             && is_x86_feature_detected!("avx512vl")
-            && is_x86_feature_detected!("fma");
+            && is_x86_feature_detected!("fma")
+            && is_x86_feature_detected!("f16c");
         found.then_some(Self(()))
     }
 
@@ -73,6 +74,22 @@ impl Simd for Avx512 {
         let first = proved!(self, _mm512_castsi512_ps(_mm512_slli_epi32::<16>(pairs)));
         let mask = proved!(self, _mm512_set1_epi32(0xffff_0000_u32 as i32));
         (first, proved!(self, _mm512_castsi512_ps(_mm512_and_si512(pairs, mask))))
+    }
+    #[inline(always)]
+    unsafe fn load_f16(self, from: *const f16) -> __m512 {
+        proved!(self, _mm512_cvtph_ps(_mm256_loadu_si256(from.cast())))
+    }
+    #[inline(always)]
+    unsafe fn load_i8(self, from: *const i8) -> __m512 {
+        proved!(self, _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(from.cast()))))
+    }
+    #[inline(always)]
+    unsafe fn load_nibbles(self, from: *const u8) -> (__m512, __m512) {
+        proved!(self, {
+            let bytes = _mm512_cvtepu8_epi32(_mm_loadu_si128(from.cast()));
+            let low = _mm512_and_si512(bytes, _mm512_set1_epi32(0xF));
+            (_mm512_cvtepi32_ps(low), _mm512_cvtepi32_ps(_mm512_srli_epi32::<4>(bytes)))
+        })
     }
     #[inline(always)]
     fn add(self, a: __m512, b: __m512) -> __m512 {
@@ -156,19 +173,21 @@ unsafe fn largest_256(v: __m256) -> f32 {
     }
 }
 
-/// Proof of AVX2 and FMA. 16 registers: 12 accumulators (6 rows by 1 vector of two halves).
+/// Proof of AVX2, FMA and F16C. 16 registers: 12 accumulators (6 rows by 1 vector of two halves).
 #[derive(Clone, Copy)]
 pub(crate) struct Avx2(());
 
 impl Avx2 {
     pub(crate) fn detect() -> Option<Self> {
-        let found = is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma");
+        let found = is_x86_feature_detected!("avx2")
+            && is_x86_feature_detected!("fma")
+            && is_x86_feature_detected!("f16c");
         found.then_some(Self(()))
     }
 
     #[inline(always)]
     pub(crate) fn enter<K: Kernel>(self, kernel: K) -> K::Output {
-        #[target_feature(enable = "avx2,fma")]
+        #[target_feature(enable = "avx2,fma,f16c")]
         fn inside<K: Kernel>(s: Avx2, kernel: K) -> K::Output {
             kernel.run(s)
         }
@@ -239,6 +258,44 @@ impl Simd for Avx2 {
                 _mm256_castsi256_ps(_mm256_and_si256(high, mask)),
             );
             (first, second)
+        })
+    }
+    #[inline(always)]
+    unsafe fn load_f16(self, from: *const f16) -> Halves {
+        let from = from.cast::<__m128i>();
+        proved!(self, {
+            let (low, high) = (_mm_loadu_si128(from), _mm_loadu_si128(from.add(1)));
+            Halves(_mm256_cvtph_ps(low), _mm256_cvtph_ps(high))
+        })
+    }
+    #[inline(always)]
+    unsafe fn load_i8(self, from: *const i8) -> Halves {
+        proved!(self, {
+            let bytes = _mm_loadu_si128(from.cast());
+            let high = _mm_srli_si128::<8>(bytes);
+            Halves(
+                _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes)),
+                _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(high)),
+            )
+        })
+    }
+    #[inline(always)]
+    unsafe fn load_nibbles(self, from: *const u8) -> (Halves, Halves) {
+        proved!(self, {
+            let bytes = _mm_loadu_si128(from.cast());
+            let mask = _mm_set1_epi8(0xF);
+            let low = _mm_and_si128(bytes, mask);
+            let high = _mm_and_si128(_mm_srli_epi16::<4>(bytes), mask);
+            (
+                Halves(
+                    _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(low)),
+                    _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_srli_si128::<8>(low))),
+                ),
+                Halves(
+                    _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(high)),
+                    _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_srli_si128::<8>(high))),
+                ),
+            )
         })
     }
     #[inline(always)]
