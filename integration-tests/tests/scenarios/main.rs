@@ -11,4 +11,5 @@ mod keys;
 mod lifecycle;
 mod scoring;
 mod shard_loss;
+mod structured;
 mod traces;
