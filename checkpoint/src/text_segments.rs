@@ -3,14 +3,17 @@
 //! A tokenizer finds its special tokens by their spelling, so a text that spells one would become
 //! one. To encode such a prompt as a whole (cutting it would change the tokens at the cuts), each
 //! special token that is meant gets a spelling that the text does not hold, and the tokens that
-//! are not meant get none.
+//! are not meant get none. What spells one in a conversation is encoded apart from its neighbours,
+//! as transformers does (`sanitize_control_tokens`).
 
 use std::{
     collections::{HashMap, HashSet},
     ops::Range,
 };
 
-use tokenizers::{AddedToken, AddedVocabulary, Model, OffsetType, PreTokenizer, Tokenizer};
+use tokenizers::{
+    AddedToken, AddedVocabulary, Model, OffsetType, PreTokenizer, SplitDelimiterBehavior, Tokenizer,
+};
 
 use crate::{CheckpointError, TextSources};
 
@@ -36,8 +39,8 @@ impl TextSources {
     /// # Errors
     /// The text holds every character that could set special tokens apart.
     pub fn encode_segments(&self, segments: &[Segment]) -> Result<Vec<u32>, CheckpointError> {
-        let parts = parts_of(segments);
-        self.encode_parts(&parts).map_err(|error| not_encoded(&parts, &error))
+        let placed = self.placed(segments, OffsetType::None)?;
+        Ok(placed.into_iter().map(|(id, _)| id).collect())
     }
 
     /// As [`Self::encode_segments`], each token with the characters of the segments' text that it
@@ -46,9 +49,21 @@ impl TextSources {
         &self,
         segments: &[Segment],
     ) -> Result<Vec<Placed>, CheckpointError> {
+        self.placed(segments, OffsetType::Char)
+    }
+
+    fn placed(
+        &self,
+        segments: &[Segment],
+        offsets: OffsetType,
+    ) -> Result<Vec<Placed>, CheckpointError> {
         let parts = parts_of(segments);
-        let placed = self.encode_parts_with_offsets(&parts);
-        placed.map_err(|error| not_encoded(&parts, &error))
+        let mut apart = self.control_tokens();
+        apart.retain(|token| parts.iter().any(|(text, special)| !special && text.contains(token)));
+        // Of two that begin alike, the longer one is meant.
+        apart.sort_by_key(|token| std::cmp::Reverse(token.len()));
+        self.encode_parts_with_offsets(&parts, offsets, &apart)
+            .map_err(|error| not_encoded(&parts, &error))
     }
 
     /// Parts are `(content, is a special token)`.
@@ -57,16 +72,18 @@ impl TextSources {
         parts: &[(&str, bool)],
     ) -> Result<Vec<u32>, tokenizers::Error> {
         let spelled = Spelled::new(parts)?;
-        let encoding = spelled.encode(self, OffsetType::None)?;
+        let encoding = spelled.encode(self, OffsetType::None, &[])?;
         Ok(encoding.into_iter().map(|(id, _)| id).collect())
     }
 
     fn encode_parts_with_offsets(
         &self,
         parts: &[(&str, bool)],
+        offsets: OffsetType,
+        apart: &[String],
     ) -> Result<Vec<Placed>, tokenizers::Error> {
         let spelled = Spelled::new(parts)?;
-        let encoding = spelled.encode(self, OffsetType::Char)?;
+        let encoding = spelled.encode(self, offsets, apart)?;
         let meant = |at: Range<usize>| spelled.meant_char(at.start)..spelled.meant_char(at.end);
         Ok(encoding.into_iter().map(|(id, place)| (id, meant(place))).collect())
     }
@@ -123,9 +140,10 @@ impl<'a> Spelled<'a> {
         &self,
         sources: &TextSources,
         offsets: OffsetType,
+        apart: &[String],
     ) -> Result<Vec<Placed>, tokenizers::Error> {
         let added = AddedTokens::new(sources, self.lead, &self.spellings)?;
-        added.encode(&sources.tokenizer, &self.text, offsets)
+        added.encode(&sources.tokenizer, &self.text, offsets, apart)
     }
 
     /// Where a character of the spelled text stands in the meant one. No token cuts a special one.
@@ -190,8 +208,13 @@ impl AddedTokens {
         tokenizer: &Tokenizer,
         text: &str,
         offsets: OffsetType,
+        apart: &[String],
     ) -> Result<Vec<Placed>, tokenizers::Error> {
         let mut pieces = self.vocabulary.extract_and_normalize(tokenizer.get_normalizer(), text);
+        for token in apart {
+            pieces
+                .split(|_, piece| piece.split(token.as_str(), SplitDelimiterBehavior::Isolated))?;
+        }
         if let Some(pre_tokenizer) = tokenizer.get_pre_tokenizer() {
             pre_tokenizer.pre_tokenize(&mut pieces)?;
         }

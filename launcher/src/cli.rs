@@ -109,6 +109,14 @@ pub struct EngineArgs {
     /// A Jinja chat template instead of the model's own
     #[arg(long, env = "TRIREME_CHAT_TEMPLATE", value_name = "FILE")]
     pub chat_template: Option<PathBuf>,
+    /// How the model writes calls of tools [default: auto, by chat template and vocabulary]
+    #[arg(long, env = "TRIREME_TOOL_CALL_PARSER", value_name = "NAME",
+        value_parser = ["auto", "none", "hermes", "llama3_json", "mistral", "pythonic"])]
+    pub tool_call_parser: Option<String>,
+    /// Where the model thinks aloud [default: auto, by chat template and vocabulary]
+    #[arg(long, env = "TRIREME_REASONING_PARSER", value_name = "NAME",
+        value_parser = ["auto", "none", "think", "qwen3", "deepseek_r1"])]
+    pub reasoning_parser: Option<String>,
     /// A step that takes longer means that the shards are lost
     #[arg(long, env = "TRIREME_STEP_DEADLINE_MS", value_name = "MS", value_parser = at_least_1::<NonZeroU32>)]
     pub step_deadline_ms: Option<NonZeroU32>,

@@ -108,6 +108,8 @@ pub struct EngineConfig {
     pub limits: Limits,
     pub supervision: Supervision,
     pub chat_template: Option<PathBuf>,
+    pub tool_call_parser: Option<String>,
+    pub reasoning_parser: Option<String>,
     pub otlp_endpoint: Option<String>,
 }
 
@@ -205,6 +207,8 @@ impl EngineConfig {
                 kill_grace: Duration::from_secs(5),
             },
             chat_template: args.chat_template.clone(),
+            tool_call_parser: args.tool_call_parser.clone(),
+            reasoning_parser: args.reasoning_parser.clone(),
             otlp_endpoint: args.otlp_endpoint.clone(),
         }
     }

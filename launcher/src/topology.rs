@@ -239,6 +239,8 @@ fn router_args(deployment: &Deployment<'_>, shards: &[PathBuf], control: &Path) 
     flags.put("--drain-deadline-s", engine.supervision.drain_deadline.as_secs().to_string());
     flags.put_path("--api-key-file", front.api_key_file.as_ref());
     flags.put_path("--chat-template", engine.chat_template.as_ref());
+    flags.put_some("--tool-call-parser", engine.tool_call_parser.as_ref());
+    flags.put_some("--reasoning-parser", engine.reasoning_parser.as_ref());
     flags.put("--log-format", "json");
     flags.put_some("--otlp-endpoint", engine.otlp_endpoint.as_ref());
     flags.put("--instance", deployment.instance);

@@ -6,7 +6,7 @@ use std::{collections::BTreeMap, ops::Range, sync::Arc};
 use futures::{future::BoxFuture, stream::BoxStream};
 use trireme_grammar::Grammar;
 
-use crate::error::RouterError;
+use crate::{chat_syntax::ChatSyntax, error::RouterError};
 
 /// What transports call. [`crate::front::Front`] is the real one; tests script another.
 pub trait Generator: Send + Sync + 'static {
@@ -38,6 +38,10 @@ pub trait Generator: Send + Sync + 'static {
     ) -> BoxFuture<'_, Result<Vec<u32>, RouterError>>;
     /// What is served. Figures that the shards tell are 0 until the first time they are ready.
     fn model(&self) -> ServedModel;
+    /// How the model writes calls and thought.
+    fn chat_syntax(&self) -> ChatSyntax {
+        ChatSyntax::default()
+    }
     fn readiness(&self) -> Readiness;
     /// The tokenizer's special tokens and chat template, in the keys of `tokenizer_config.json`;
     /// at least `eos_token`. `None` when it is not known.

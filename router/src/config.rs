@@ -13,7 +13,13 @@ use subtle::ConstantTimeEq;
 use trireme_grammar::Vocabulary;
 use trireme_telemetry::LogFormat;
 
-use crate::{dispatcher::DispatcherSettings, shard_group::GroupSettings};
+use crate::{
+    chat_syntax::{Parser, Parsers},
+    dispatcher::DispatcherSettings,
+    reasoning::Thinking,
+    shard_group::GroupSettings,
+    tools::ToolSyntax,
+};
 
 /// Tokens that a client may fall behind before it is dropped: minutes of reading, under a megabyte.
 const LAG_TOKENS: usize = 4096;
@@ -98,6 +104,14 @@ pub struct Args {
     /// Jinja chat template that replaces the model's own.
     #[arg(long, env = "TRIREME_CHAT_TEMPLATE", value_name = "FILE")]
     pub chat_template: Option<PathBuf>,
+    /// How the model writes calls of tools: auto (by chat template and vocabulary), none, hermes,
+    /// llama3_json, mistral or pythonic.
+    #[arg(long, env = "TRIREME_TOOL_CALL_PARSER", default_value = "auto", value_name = "NAME")]
+    pub tool_call_parser: Parser<ToolSyntax>,
+    /// Where the model thinks aloud: auto, none, think (where `<think>` opens it) or deepseek_r1
+    /// (from the start of each answer).
+    #[arg(long, env = "TRIREME_REASONING_PARSER", default_value = "auto", value_name = "NAME")]
+    pub reasoning_parser: Parser<Thinking>,
     #[arg(long, env = "TRIREME_LOG_FORMAT", value_enum, default_value = "text")]
     pub log_format: LogStyle,
     /// Collector of traces (OTLP over gRPC).
@@ -191,6 +205,7 @@ pub struct Config {
     pub api_key: Option<ApiKey>,
     /// The template's text.
     pub chat_template: Option<String>,
+    pub parsers: Parsers,
     pub max_body_bytes: Option<usize>,
 }
 
@@ -246,6 +261,7 @@ impl Args {
                 None => ApiKey::of_environment()?,
             },
             chat_template: self.chat_template.as_ref().map(read).transpose()?,
+            parsers: Parsers { tools: self.tool_call_parser, thinking: self.reasoning_parser },
             max_body_bytes: self.max_body_bytes,
             control_socket: self.control_socket,
             load_format: self.load_format,

@@ -137,6 +137,9 @@ fn is_unfinished(tail: &[u8]) -> bool {
 
 impl Window {
     fn push(&mut self, decoder: &TextDecoder, id: u32) -> String {
+        if decoder.sources.tokenizer.id_to_token(id).is_none() {
+            return String::new(); // It would stand between two tokens that are neighbours.
+        }
         self.ids.push(id);
         let text = decoder.decode(&self.ids);
         let whole = text.trim_end_matches(REPLACEMENT);

@@ -10,6 +10,7 @@ use crate::{
         Constraint, Conversation, GenerateRequest, Generation, Generator, Prompt, Readiness,
         ServedModel, Tokenized,
     },
+    chat_syntax::ChatSyntax,
     dispatcher::Dispatcher,
     error::RouterError,
     grammar_check::GrammarChecks,
@@ -32,6 +33,7 @@ pub struct FrontSettings {
     pub eos_token_ids: Vec<u32>,
     /// For grammars; `None` for a model without a tokenizer.
     pub grammar_checks: Option<Arc<GrammarChecks>>,
+    pub chat_syntax: ChatSyntax,
 }
 
 /// Serves requests from one group of shards.
@@ -267,6 +269,10 @@ impl Generator for Front {
             kv_blocks: engine.map_or(0, |engine| engine.num_blocks),
             kv_block_tokens: BLOCK_TOKENS,
         }
+    }
+
+    fn chat_syntax(&self) -> ChatSyntax {
+        self.settings.chat_syntax.clone()
     }
 
     fn readiness(&self) -> Readiness {

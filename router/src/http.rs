@@ -33,6 +33,7 @@ mod sampling;
 mod server;
 mod tgi;
 mod tokens;
+mod tools;
 pub mod turns;
 mod usage;
 

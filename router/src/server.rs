@@ -13,7 +13,9 @@ use trireme_proto::generate::v1::generation_server::GenerationServer;
 
 use crate::{
     api::Generator,
+    chat_syntax::ChatSyntax,
     config::{ApiKey, Config, LoadFormat},
+    detokenizer::TextDecoder,
     dispatcher::Dispatcher,
     front::{Front, FrontSettings},
     grammar_check::GrammarChecks,
@@ -120,6 +122,13 @@ pub async fn run(
     let vocabulary = decoder
         .as_ref()
         .map(|decoder| Arc::new(decoder.vocabulary.for_grammars(&model.eos_token_ids)));
+    let chat_syntax = match (&decoder, &vocabulary) {
+        (Some(decoder), Some(vocabulary)) => {
+            ChatSyntax::of(config.parsers, &templates(&config, decoder), vocabulary)
+        }
+        _ => ChatSyntax::default(),
+    };
+    tracing::debug!(?chat_syntax, "how the model writes calls and thought");
     let grammar_checks = vocabulary.as_ref().map(|vocabulary| grammar_checks(vocabulary));
     let grammar_checks = grammar_checks.transpose()?.map(Arc::new);
     let eos_token_ids = model.eos_token_ids.clone();
@@ -134,6 +143,7 @@ pub async fn run(
         max_batch_tokens: config.group.max_batch_tokens,
         eos_token_ids: model.eos_token_ids,
         grammar_checks,
+        chat_syntax,
     };
     let generator: Arc<dyn Generator> = Arc::new(Front::new(front, model.text, dispatcher));
 
@@ -151,6 +161,15 @@ pub async fn run(
         Err(_) => tracing::warn!("connections were still open; closed"),
     }
     outcome?.context("serve from the shards")
+}
+
+/// The sources of the chat templates in use, joined.
+fn templates(config: &Config, decoder: &TextDecoder) -> String {
+    if let Some(given) = &config.chat_template {
+        return given.clone();
+    }
+    let own = decoder.sources.chat_templates.iter();
+    own.map(|(_, source)| source.as_str()).collect::<Vec<_>>().join("\n")
 }
 
 /// This program checks grammars too, in processes of their own.

@@ -112,3 +112,51 @@ pub fn vocabulary(wire: &proto::Vocabulary) -> Result<Vocabulary, String> {
     }
     Ok(Vocabulary { words, end_of_sequence: wire.end_of_sequence.clone() })
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn wire() -> proto::Vocabulary {
+        proto::Vocabulary {
+            words: b"ab\xffend".to_vec(),
+            lengths: vec![1, 0, 1, 4],
+            end_of_sequence: vec![3],
+        }
+    }
+
+    fn check(change: impl FnOnce(&mut proto::Vocabulary), words: &str) {
+        let mut wire = wire();
+        change(&mut wire);
+        let error = vocabulary(&wire).expect_err(words);
+        assert!(error.contains(words), "{error}");
+    }
+
+    #[test]
+    fn vocabularies_are_checked() {
+        let read = vocabulary(&wire()).expect("it is whole");
+        assert_eq!(read.words, [&b"a"[..], b"", b"b", b"\xffend"]);
+        assert_eq!(read.end_of_sequence, [3]);
+        check(|wire| wire.lengths.push(1), "more than the 6 bytes");
+        check(|wire| wire.lengths[0] = u32::MAX, "more than the 6 bytes");
+        check(|wire| wire.lengths.truncate(wire.lengths.len() - 1), "4 bytes of words are no id's");
+        check(|wire| wire.end_of_sequence.push(4), "4, but there are 4 ids");
+    }
+
+    #[tokio::test]
+    async fn grammars_are_compiled_ahead_or_refused() {
+        let grammars = Arc::new(Grammars::default());
+        let prepare = |text: &str| grammars.clone().prepare(Grammar::regex(text));
+        assert_eq!(prepare("a+").await, Err(GrammarError::NoVocabulary));
+        grammars.set_vocabulary(Some(vocabulary(&wire()).expect("it is whole")));
+        assert!(prepare("a+").await.is_ok());
+        assert!(matches!(prepare("(").await, Err(GrammarError::Invalid(_))));
+        let mut matcher = grammars.matcher(&Grammar::regex("a+")).expect("it is known");
+        assert_eq!(matcher.mask().expect("a mask").tokens(), [0]);
+        // Without an end nothing could end an answer.
+        let endless =
+            Vocabulary { end_of_sequence: Vec::new(), ..vocabulary(&wire()).expect("whole") };
+        grammars.set_vocabulary(Some(endless));
+        assert_eq!(prepare("a+").await, Err(GrammarError::NoVocabulary));
+    }
+}

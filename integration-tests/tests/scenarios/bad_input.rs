@@ -102,7 +102,7 @@ fn cases() -> Vec<Case> {
         case(COMPLETIONS, json!({"max_tokens": 3}), 400, &["prompt"]),
         case(CHAT, json!({"messages": []}), 400, &["messages"]),
         case(CHAT, json!({"messages": "hello"}), 400, &["messages"]),
-        case(CHAT, json!({"messages": message.clone(), "tools": [{}]}), 422, &["tools"]),
+        case(CHAT, json!({"messages": message.clone(), "tools": [{}]}), 400, &["tools[0]"]),
         case(CHAT, json!({"messages": message, "max_completion_tokens": 0}), 400, &["max_"]),
         case("/v1/nothing", json!({}), 404, &["/v1/nothing"]),
     ]

@@ -100,6 +100,8 @@ fn flags_reach_the_process_they_concern() {
         "--no-prefix-cache --step-deadline-ms 5 ",
     );
     check("--api-key-file /k --chat-template /t", 2, "", "--api-key-file /k --chat-template /t ");
+    let parsers = "--tool-call-parser hermes --reasoning-parser none";
+    check(parsers, 2, "", parsers);
     check("--max-body-bytes 1k --max-model-len 7", 2, "", "--max-body-bytes 1024");
     check("--host ::1 --port 0 --grpc-port 0", 2, "", "--host ::1 --port 0 --grpc-port 0 ");
     check(

@@ -40,9 +40,8 @@ pub fn eval(args: &EvalArgs) -> anyhow::Result<()> {
             Some(BufWriter::new(file))
         }
     };
-    let connect = args.connect.connect.as_deref();
     let engine = session::engine(&args.engine);
-    with_server(&args.engine, &engine, connect, Interrupt::Ends, async |channel| {
+    with_server(&args.engine, &engine, &args.connect, Interrupt::Ends, async |channel| {
         let harness = Harness::new(channel).await?;
         let mut rows = Vec::new();
         for task in &tasks {

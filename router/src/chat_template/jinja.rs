@@ -28,9 +28,10 @@ pub fn environment(fuel: u64) -> Environment<'static> {
     environment.add_filter("tojson", to_json);
     environment.add_filter("string", |value: Value| python::display(&value));
     environment.add_function("raise_exception", raise_exception);
-    // Jinja2's undefined value can be gone through, and has nothing in it.
-    environment
-        .add_test("iterable", |value: Value| value.is_undefined() || tests::is_iterable(&value));
+    // Jinja2's undefined value can be gone through, and has nothing in it; `none` cannot.
+    environment.add_test("iterable", |value: Value| {
+        value.is_undefined() || (!value.is_none() && tests::is_iterable(&value))
+    });
     environment
 }
 

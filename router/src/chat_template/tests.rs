@@ -248,7 +248,10 @@ fn jinja2s_own_ways_are_kept() {
     check("{% raw %}\n{% generation %}{% endraw %}\n.", "\n{% generation %}.");
     check("{% raw -%}\n a{% endraw %}", "a");
     check("{% generation %}\na{% endgeneration %}\nb", "ab");
-    check("{{ nope is iterable }} {{ 3 is iterable }} {{ 'a' is iterable }}", "True False True");
+    check(
+        "{{ nope is iterable }} {{ 3 is iterable }} {{ 'a' is iterable }} {{ none is iterable }}",
+        "True False True False",
+    );
 }
 
 #[test]

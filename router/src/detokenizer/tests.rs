@@ -98,6 +98,17 @@ fn random_text(random: &mut StdRng, control: &[String]) -> String {
     text
 }
 
+/// SmolLM2's vocabulary, for one, lacks some bytes, and texts with them do not come back.
+fn knows_all_bytes(decoder: &TextDecoder) -> bool {
+    let ids = 0..decoder.vocabulary.size();
+    let single = ids.filter_map(|id| match decoder.vocabulary.bytes(id) {
+        [byte] => Some(*byte),
+        _ => None,
+    });
+    decoder.vocabulary.joining() == Joining::Bytes
+        && single.collect::<std::collections::HashSet<u8>>().len() == 256
+}
+
 /// Streamed or whole, with and without special tokens, and cut anywhere: the same text.
 #[test]
 fn random_texts_stream_as_they_decode() {
@@ -110,7 +121,7 @@ fn random_texts_stream_as_they_decode() {
             let ids = decoder.sources.encode(&text, false, parse_special).unwrap();
             let whole = decoder.sources.tokenizer.decode(&ids, false).unwrap();
             check(&decoder, &ids, &whole, &format!("{} {text:?}", folder.display()));
-            if decoder.vocabulary.joining() == Joining::Bytes && !parse_special {
+            if knows_all_bytes(&decoder) && !parse_special {
                 let composed = decoder.sources.tokenizer.get_normalizer().is_some();
                 assert!(composed || whole == text, "{} {text:?}: {whole:?}", folder.display());
             }

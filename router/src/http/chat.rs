@@ -16,22 +16,28 @@ use super::{
     ending::Ending,
     fields::{
         Fields,
-        field::{Field, fixed, flag, ignored, refused, shaped, whole},
+        field::{Field, fixed, flag, refused, shaped, whole},
     },
     logprobs::{ChatLogprobs, Naming, PromptLogprobs},
     prompts::messages_shape,
     refusal::Refusal,
     sampling::{self, UsageEvents},
+    tools,
     turns::{Answer, admit, collect},
     usage::{Counts, UsageBody},
 };
 use crate::{
-    api::{Conversation, GenerateRequest, Parameters, Prompt},
+    api::{Constraint, Conversation, GenerateRequest, Parameters, Prompt},
+    chat_syntax::ChatSyntax,
+    reasoning::{self, Thinking},
     sse,
     stack::RequestId,
+    tools::{ToolUse, grammar},
     validation::TOP_LOGPROBS_MOST,
 };
+use message::{Message, Reading};
 
+mod message;
 pub mod stream;
 
 /// What this route takes beside [`sampling::FIELDS`] and [`conversation::FIELDS`].
@@ -39,6 +45,8 @@ pub const FIELDS: &[Field] = &[
     shaped("messages", messages_shape, "The conversation so far.").required(),
     flag("logprobs", "Tell the logprob of each token."),
     whole("top_logprobs", 0, TOP_LOGPROBS_MOST as u64, "With logprobs: candidates for each token."),
+    shaped("tool_choice", tools::choice_shape, "Whether the answer may, must or must not call."),
+    flag("parallel_tool_calls", "Whether it may call more than once; the default."),
     fixed("best_of", || json!(1)),
     fixed("modalities", || json!(["text"])),
     fixed("verbosity", || json!("medium")),
@@ -50,15 +58,16 @@ pub const FIELDS: &[Field] = &[
     refused("mm_processor_kwargs"),
     refused("prediction"),
     refused("reasoning_effort"),
-    refused("tools"),
     refused("web_search_options"),
-    ignored("parallel_tool_calls"),
-    ignored("tool_choice"),
 ];
 
 struct Job {
     conversation: Arc<Conversation>,
     parameters: Parameters,
+    /// What the answers may call; `None` where nothing is to be called.
+    tools: Option<ToolUse>,
+    /// Where the model thinks, if its answers may have thought in them.
+    thinking: Option<Thinking>,
     n: u32,
     naming: Naming,
     stream: bool,
@@ -109,13 +118,6 @@ pub struct Choice {
     token_ids: Option<Vec<u32>>,
 }
 
-#[derive(Serialize, JsonSchema)]
-struct Message {
-    role: &'static str,
-    content: String,
-    refusal: Option<String>,
-}
-
 impl Head {
     fn completion<C>(&self, object: &'static str, choices: Vec<C>) -> Completion<'_, C> {
         Completion {
@@ -138,7 +140,7 @@ pub async fn create(
     mut fields: Fields,
 ) -> Result<Response, Refusal> {
     app.check_model(&fields)?;
-    let job = read(&mut fields)?;
+    let mut job = read(&mut fields, &app.generator.chat_syntax())?;
     app.check_choices(1, job.n, "n")?;
     let head = Head {
         id: format!("chatcmpl-{}", request_id.as_str()),
@@ -152,9 +154,13 @@ pub async fn create(
         n: job.n,
     };
     let (stream, scoring) = (job.stream, job.parameters.prompt_scoring);
+    let (tools, thinking) = (job.tools.take(), job.thinking);
     let admitted = admit(&app.generator, requests(job, &request_id)).await?;
+    let prompt = admitted.prompts.first().cloned().unwrap_or_default();
+    let thinks = begins_in_thought(&app, &prompt, thinking).await?;
+    let reading = Reading { thinks, tools };
     if stream {
-        let writer = stream::Writer::new(head, &admitted.prompts);
+        let writer = stream::Writer::new(head, &admitted.prompts, &reading);
         return Ok(sse::response(admitted, writer));
     }
     let prompts = admitted.prompts.clone();
@@ -166,7 +172,7 @@ pub async fn create(
         .zip(scoring)
         .map(|(prompt, scoring)| PromptLogprobs::new(prompt, scoring.top_logprobs as usize));
     let choices = answers.into_iter().enumerate();
-    let choices = choices.map(|(index, answer)| choice(&head, index, answer)).collect();
+    let choices = choices.map(|(index, answer)| choice(&head, &reading, index, answer)).collect();
     let prompt = prompts.first().map(|prompt| &**prompt);
     let completion = Completion {
         usage: Some(usage),
@@ -177,7 +183,7 @@ pub async fn create(
     Ok(Json(completion).into_response())
 }
 
-fn read(fields: &mut Fields) -> Result<Job, Refusal> {
+fn read(fields: &mut Fields, syntax: &ChatSyntax) -> Result<Job, Refusal> {
     fields.refuse_unsupported(FIELDS)?;
     let messages = fields.take("messages").ok_or_else(|| Refusal::missing("messages"))?;
     let mut parameters = sampling::openai(fields)?;
@@ -189,15 +195,67 @@ fn read(fields: &mut Fields) -> Result<Job, Refusal> {
             format!("top_logprobs is {}, which needs logprobs to be true", parameters.top_logprobs);
         return Err(Refusal::invalid("top_logprobs", message));
     }
+    let tools = tools::read(fields, syntax.tools)?;
+    let is_constrained = parameters.constraint.is_some();
+    if let Some(tools) = &tools {
+        constrain(&mut parameters, tools, syntax)?;
+    }
+    // Under a grammar there is room for nothing else.
+    let thinking = syntax.thinking.filter(|_| parameters.constraint.is_none());
+    let mut conversation = conversation::read(fields, messages)?;
+    if tools.is_none() {
+        conversation.tools = None;
+    }
     Ok(Job {
-        conversation: Arc::new(conversation::read(fields, messages)?),
+        conversation: Arc::new(conversation),
         parameters,
+        tools: tools.filter(|_| !is_constrained),
+        thinking,
         n: sampling::choices(fields)?,
         naming: sampling::naming(fields)?,
         stream: fields.flag("stream")?,
         usage: sampling::usage_events(fields)?,
         return_token_ids: fields.flag("return_token_ids")?,
     })
+}
+
+/// An answer that has to call is nothing but calls.
+fn constrain(
+    parameters: &mut Parameters,
+    tools: &ToolUse,
+    syntax: &ChatSyntax,
+) -> Result<(), Refusal> {
+    let grammar = grammar(tools, |marker| syntax.marker_id(marker));
+    let grammar = grammar.map_err(|error| Refusal::invalid("tools", format!("tools: {error}")))?;
+    let Some(grammar) = grammar else { return Ok(()) };
+    if let Some(other) = &parameters.constraint {
+        let field = other.field;
+        let message =
+            format!("{field} beside a tool_choice that has to call: an answer can have one");
+        return Err(Refusal::invalid(field, message));
+    }
+    let constraint = Constraint { field: "tool_choice", grammar: Arc::new(grammar) };
+    parameters.constraint = Some(constraint);
+    Ok(())
+}
+
+/// Whether the prompt leaves the answer within a thought; `None` for a model that does not think.
+async fn begins_in_thought(
+    app: &App,
+    prompt: &[u32],
+    thinking: Option<Thinking>,
+) -> Result<Option<bool>, Refusal> {
+    /// More ids than the tag and the blanks after it take.
+    const TAIL_IDS: usize = 16;
+    match thinking {
+        None => Ok(None),
+        Some(Thinking::Always) => Ok(Some(true)),
+        Some(Thinking::WhereOpened) => {
+            let tail = prompt[prompt.len().saturating_sub(TAIL_IDS)..].to_vec();
+            let text = app.generator.decode(tail).await?;
+            Ok(Some(text.trim_end().ends_with(reasoning::OPEN)))
+        }
+    }
 }
 
 fn requests(job: Job, request_id: &RequestId) -> Vec<GenerateRequest> {
@@ -214,13 +272,14 @@ fn requests(job: Job, request_id: &RequestId) -> Vec<GenerateRequest> {
         .collect()
 }
 
-fn choice(head: &Head, index: usize, answer: Answer) -> Choice {
+fn choice(head: &Head, reading: &Reading, index: usize, answer: Answer) -> Choice {
+    let (message, has_calls) = Message::of(&answer, reading);
     let Answer { tokens, finished, .. } = answer;
     Choice {
         index,
         logprobs: head.logprobs.then(|| ChatLogprobs::new(&tokens, head.naming)),
-        ending: Ending::of(&finished),
+        ending: Ending::of_chat(&finished, has_calls),
         token_ids: head.return_token_ids.then(|| tokens.iter().map(|token| token.id).collect()),
-        message: Message { role: "assistant", content: finished.text, refusal: None },
+        message,
     }
 }

@@ -36,7 +36,7 @@ fn object_shape() -> Value {
 
 /// A schema, or one as text.
 fn schema_shape() -> Value {
-    json!({"anyOf": [{"type": "object"}, {"type": "boolean"}, {"type": "string"}]})
+    json!({"type": ["object", "string"]})
 }
 
 fn choices_shape() -> Value {
@@ -66,6 +66,7 @@ pub fn typed_shape() -> Value {
 /// # Errors
 /// It is malformed, or there are two.
 pub fn openai(fields: &Fields) -> Result<Option<Constraint>, Refusal> {
+    fields.refuse_unsupported(FIELDS)?;
     let pattern = fields.text("guided_whitespace_pattern")?;
     let whitespace = pattern.map_or(Whitespace::Some, Whitespace::Pattern);
     let mut found: Vec<Constraint> = Vec::new();
@@ -211,6 +212,7 @@ fn of_kind(
                 })?;
                 Grammar::json_schema(&schema, whitespace)
             }
+            Value::Bool(_) => return Err(must_be(field, "a JSON schema, or one as text", value)),
             schema => Grammar::json_schema(schema, whitespace),
         },
     };

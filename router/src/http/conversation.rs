@@ -10,6 +10,7 @@ use super::{
     },
     prompts::conversation,
     refusal::Refusal,
+    tools,
 };
 use crate::api::Conversation;
 
@@ -27,6 +28,7 @@ const RESERVED: [&str; 8] = [
 
 /// What a route that takes a conversation takes beside its messages.
 pub const FIELDS: &[Field] = &[
+    shaped("tools", tools::tools_shape, "What a chat's answer may call; the template shows them."),
     shaped("documents", objects_shape, "For the chat template."),
     shaped("chat_template_kwargs", object_shape, "Further variables for the chat template."),
     flag("add_generation_prompt", "The assistant begins a turn; the default."),

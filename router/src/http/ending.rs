@@ -20,6 +20,15 @@ pub enum StopReason {
 }
 
 impl Ending {
+    /// A chat's answer that calls ends with `tool_calls`, unless it was cut.
+    pub fn of_chat(finished: &Finished, has_calls: bool) -> Self {
+        let mut ending = Self::of(finished);
+        if has_calls && finished.reason == FinishReason::Stop {
+            ending.finish_reason = Some("tool_calls");
+        }
+        ending
+    }
+
     pub fn of(finished: &Finished) -> Self {
         let finish_reason = Some(match finished.reason {
             FinishReason::Length => "length",

@@ -28,6 +28,7 @@ mod scoring;
 
 mod shapes;
 mod streams;
+mod tools;
 mod traces;
 
 /// No test waits longer for what must happen.

@@ -106,6 +106,7 @@ impl Core {
             max_batch_tokens: 128,
             eos_token_ids: vec![2],
             grammar_checks: None,
+            chat_syntax: Default::default(),
         };
         let front = Arc::new(Front::new(front, text, dispatcher));
         Self { folder, settings, shards: Vec::new(), front, shutdown, task }

@@ -4,7 +4,6 @@ use std::ops::Range;
 
 use anyhow::{anyhow, bail};
 use futures::{StreamExt, TryStreamExt, stream};
-use tonic::transport::Channel;
 use trireme_proto::generate::v1::{
     GenerateRequest, InfoReply, InfoRequest, Parameters, ScoreRequest, TokenIds, TokenizeRequest,
     generate_request, score_request,
@@ -14,11 +13,11 @@ use super::{
     metrics::{Outcome, Score},
     task::{Documents, Generate, Task},
 };
-use crate::answer::client;
+use crate::{answer::client, rpc::Connection};
 
 /// A server, and what scoring must know of it.
 pub struct Harness {
-    channel: Channel,
+    channel: Connection,
     info: InfoReply,
     /// Stands before a text without context; nothing for a model without special tokens.
     prefix: Option<u32>,
@@ -33,7 +32,7 @@ struct Window {
 }
 
 impl Harness {
-    pub async fn new(channel: Channel) -> anyhow::Result<Self> {
+    pub async fn new(channel: Connection) -> anyhow::Result<Self> {
         let info = client(channel.clone()).info(InfoRequest {}).await?.into_inner();
         let mut harness = Self { channel, info, prefix: None };
         let tokens = [&harness.info.bos_token, &harness.info.eos_token];

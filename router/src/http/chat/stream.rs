@@ -5,8 +5,12 @@ use std::sync::Arc;
 use schemars::JsonSchema;
 use serde::Serialize;
 
-use super::{Completion, Head};
+use super::{
+    Completion, Head,
+    message::{Delta, Reading},
+};
 use crate::{
+    answer_reader::AnswerReader,
     error::RouterError,
     http::{
         ending::Ending,
@@ -31,6 +35,7 @@ pub struct Writer {
 struct Progress {
     counts: Counts,
     begun: bool,
+    reader: AnswerReader,
 }
 
 #[derive(Serialize, JsonSchema)]
@@ -45,18 +50,12 @@ pub struct Chunk {
     token_ids: Option<Vec<u32>>,
 }
 
-#[derive(Serialize, JsonSchema)]
-struct Delta {
-    #[serde(skip_serializing_if = "Option::is_none")]
-    role: Option<&'static str>,
-    content: String,
-}
-
 impl Writer {
-    pub fn new(head: Head, prompts: &[Arc<[u32]>]) -> Self {
+    pub fn new(head: Head, prompts: &[Arc<[u32]>], reading: &Reading) -> Self {
         let choices = prompts.iter().map(|prompt| Progress {
             counts: Counts { prompt_tokens: prompt.len(), ..Counts::default() },
             begun: false,
+            reader: reading.reader(),
         });
         Self {
             choices: choices.collect(),
@@ -87,7 +86,7 @@ impl sse::Writer for Writer {
         if !std::mem::replace(&mut self.choices[index].begun, true) {
             let opening = Chunk {
                 index,
-                delta: Delta { role: Some("assistant"), content: String::new() },
+                delta: Delta::opening(),
                 logprobs: None,
                 ending: Ending::default(),
                 token_ids: None,
@@ -99,16 +98,23 @@ impl sse::Writer for Writer {
         if let Some(finished) = &finished {
             counts.cached_tokens = finished.usage.cached_tokens;
         }
-        let new = token.as_ref().map_or("", |token| &token.text);
-        let rest = finished.as_ref().map_or("", |finished| &finished.rest);
+        let reader = &mut self.choices[index].reader;
+        let mut parts = token.as_ref().map(|token| reader.push(token)).unwrap_or_default();
+        if let Some(finished) = &finished {
+            parts.extend(reader.finish(&finished.rest));
+        }
+        let has_calls = reader.has_calls();
         let tokens = token.as_slice();
         let told = self.head.return_token_ids;
         let chunk = Chunk {
             index,
-            delta: Delta { role: None, content: format!("{new}{rest}") },
+            delta: Delta::of(parts),
             logprobs: (self.head.logprobs && !tokens.is_empty())
                 .then(|| ChatLogprobs::new(tokens, self.head.naming)),
-            ending: finished.as_ref().map(Ending::of).unwrap_or_default(),
+            ending: finished
+                .as_ref()
+                .map(|finished| Ending::of_chat(finished, has_calls))
+                .unwrap_or_default(),
             token_ids: told.then(|| tokens.iter().map(|token| token.id).collect()),
         };
         self.write(chunk, frames);

@@ -5,6 +5,7 @@ use serde_json::{Map, Value, json};
 
 use super::{Answer, Server};
 use crate::http::{
+    conversation,
     fields::field::{Field, Form},
     refusal::Dialect,
     routes::{Operation, table},
@@ -67,6 +68,11 @@ fn named(dialect: Dialect, answer: &Answer) -> String {
 async fn check(server: &Server, operation: &Operation, outer: Option<&str>, field: &Field) {
     let with = |value: Value| {
         let mut body = least(operation.path);
+        // Without messages nothing of a conversation is looked at.
+        let of_talk = conversation::FIELDS.iter().any(|known| known.name == field.name);
+        if operation.path == "/tokenize" && of_talk {
+            body = json!({"messages": [{"role": "user", "content": "hi"}]});
+        }
         match outer {
             None => body[field.name] = value,
             Some(outer) => body[outer] = json!({field.name: value}),
@@ -165,6 +171,19 @@ async fn references_of_the_document_lead_somewhere() {
     for reference in found {
         let pointer = reference.strip_prefix('#').expect("a reference into the document");
         assert!(document.pointer(pointer).is_some(), "{reference}");
+    }
+}
+
+/// An event is an object whose data is a string: a fuzzer takes the schema for that of the object.
+#[tokio::test]
+async fn events_are_described_as_objects_with_data() {
+    let server = Server::start().await;
+    let document = server.get("/openapi.json").await.json();
+    for path in ["/v1/completions", "/v1/chat/completions", "/generate_stream", "/"] {
+        let pointer = format!("/paths/{}/post/responses/200/content", path.replace('/', "~1"));
+        let event = &document.pointer(&pointer).unwrap()["text/event-stream"]["schema"];
+        assert_eq!(event["properties"]["data"]["type"], "string", "{path}: {event}");
+        assert_eq!(event["required"], json!(["data"]), "{path}");
     }
 }
 

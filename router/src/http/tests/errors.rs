@@ -154,7 +154,7 @@ async fn known_fields_that_are_not_built_are_refused_not_ignored() {
         (CHAT, "best_of", json!(2)),
         (COMPLETIONS, "use_beam_search", json!(true)),
         (COMPLETIONS, "response_format", json!({"type": "structural_tag"})),
-        (CHAT, "tools", json!([{"type": "function"}])),
+        (CHAT, "tools", json!([{"type": "code"}])),
         (CHAT, "chat_template", json!("{{ messages }}")),
         (COMPLETIONS, "chat_template", json!("{{ messages }}")),
         (CHAT, "modalities", json!(["text", "audio"])),

@@ -21,6 +21,7 @@ use crate::{
         Generator, Piece, Prompt, PromptScore, PromptToken, Readiness, ServedModel, StopCause,
         Token, Tokenized, TopToken, Usage,
     },
+    chat_syntax::{ChatSyntax, Parsers},
     error::RouterError,
 };
 
@@ -32,6 +33,8 @@ pub const ANSWER: [(u32, &str, &str); 5] = [
     (13, "é", "\u{fffd}"),
     (2, "", "</s>"),
 ];
+/// What follows it is the answer.
+pub const SAY: &str = "say ";
 /// Cannot be decoded.
 pub const UNKNOWN_ID: u32 = 99_999;
 /// A prompt whose second token is impossible, and looks like the likeliest.
@@ -94,6 +97,12 @@ impl Fake {
                 });
                 events(tokens, begun, None).chain(forever).boxed()
             }
+            _ if text.starts_with(SAY) => {
+                let (spoken, answer) = spoken(&text[SAY.len()..]);
+                let count = spoken.len() as u32;
+                let finished = Finished { text: answer, ..finished(text, count, 9, false) };
+                events(spoken, count as usize, Some(GenerateEvent::Finished(finished)))
+            }
             _ => {
                 // How likely an answer is, its seed says.
                 if text == "ranked" {
@@ -145,6 +154,22 @@ fn tokens(request: &GenerateRequest) -> VecDeque<Token> {
                 .collect(),
         })
         .collect()
+}
+
+/// An answer in tokens of three characters, then its end.
+fn spoken(answer: &str) -> (VecDeque<Token>, String) {
+    let token = |id: u32, text: String, special: bool| Token {
+        id,
+        piece: text.clone(),
+        bytes: text.clone().into_bytes(),
+        text: if special { String::new() } else { text },
+        special,
+        logprob: None,
+        top: Vec::new(),
+    };
+    let characters: Vec<char> = answer.chars().collect();
+    let pieces = characters.chunks(3).map(|piece| token(10, piece.iter().collect(), false));
+    (pieces.chain([token(2, "</s>".into(), true)]).collect(), answer.to_owned())
 }
 
 /// Each byte of the prompt is a token; the likeliest is always another one, which looks like `?`.
@@ -311,6 +336,11 @@ impl Generator for Fake {
             kv_blocks: 1000,
             kv_block_tokens: 16,
         }
+    }
+
+    fn chat_syntax(&self) -> ChatSyntax {
+        let vocabulary = trireme_grammar::Vocabulary::default();
+        ChatSyntax::of(Parsers::default(), "<tool_call> </think>", &vocabulary)
     }
 
     fn readiness(&self) -> Readiness {
