@@ -5,6 +5,7 @@
 use std::{
     fs, io,
     path::{Path, PathBuf},
+    sync::atomic::{AtomicU64, Ordering},
 };
 
 use super::{
@@ -17,6 +18,8 @@ use crate::model_store::name::{MAIN, RepoName};
 
 /// Beside `snapshots`: a file named by the commit for as long as that is being fetched.
 const FETCHING: &str = ".fetching";
+
+static NEXT_NAME: AtomicU64 = AtomicU64::new(0);
 
 /// Folders of one repository.
 #[derive(Clone, Debug)]
@@ -88,7 +91,9 @@ impl RepoFolder {
         let folder = reference.parent().unwrap_or(Path::new("."));
         fs::create_dir_all(folder).map_err(HubError::io("make the folder", folder))?;
         // A reader sees the old commit or the new one, never half a name.
-        let new = folder.join(format!(".{}.new", std::process::id()));
+        // Two downloads may name it at once, in one process too.
+        let number = NEXT_NAME.fetch_add(1, Ordering::Relaxed);
+        let new = folder.join(format!(".{}-{number}.new", std::process::id()));
         fs::write(&new, commit).map_err(HubError::io("write", &new))?;
         fs::rename(&new, &reference).map_err(HubError::io("name", &reference))
     }
