@@ -12,6 +12,7 @@ use crate::{
     batch::Batch,
     layers::mixture::{ExpertBuffers, Experts},
     sampler::{SampleError, SampleRow, Sampled, Score, ScoreRow},
+    sequences::Limits,
 };
 
 /// The outcome of one sampled row: one bad row does not fail the others.
@@ -63,12 +64,42 @@ pub trait Device: Sized + 'static {
     fn set_blocks(matrix: &mut Self::Matrix, output: usize, blocks: &[u8]);
     /// Matrices of the same inputs as one, outputs one after the other.
     fn stacked(parts: Vec<Self::Matrix>) -> Self::Matrix;
+    /// All rows of a matrix are set.
+    fn finish(_matrix: &mut Self::Matrix) {}
     fn matrix_bytes(matrix: &Self::Matrix) -> usize;
     fn vector(store: &Self::Store, values: Vec<f32>) -> Self::Vector;
     /// Bytes of one weight.
     fn weight_size(store: &Self::Store) -> usize;
 
+    /// Of f32.
     fn buffer(&self, rows: usize, width: usize) -> Self::Buffer;
+    /// Of the type that layers compute in: what norms, projections and attention write.
+    fn activations(&self, rows: usize, width: usize) -> Self::Buffer {
+        self.buffer(rows, width)
+    }
+    /// Bytes that pages and workspaces of this rank may take.
+    fn available_bytes(&self) -> u64;
+    /// The part of them that the KV cache takes unless told otherwise.
+    fn default_kv_share(&self) -> f64;
+    /// Ranks of this model, of `ranks`, that share these bytes.
+    fn sharers(&self, ranks: usize) -> usize;
+    /// Whether a buffer takes memory only where it was written, and gives it back when it is made anew.
+    const SPARSE_BUFFERS: bool;
+    /// Gets ready for steps within `limits`.
+    fn reserve(&mut self, _limits: &Limits) {}
+    /// Numbers of sequences whose decode steps are worth running once before serving.
+    fn decode_warmups(&self, _max_sequences: usize) -> Vec<usize> {
+        Vec::new()
+    }
+    /// Runs `work`, the whole of a step. It queues the same operations for every batch of the same
+    /// shape, so a device may record them once and replay them.
+    fn run_step(
+        &mut self,
+        _batch: &Batch,
+        work: &mut dyn FnMut(&mut Self) -> Result<(), CollectiveError>,
+    ) -> Result<(), CollectiveError> {
+        work(self)
+    }
     fn read(&self, buffer: &Self::Buffer, rows: usize) -> Vec<f32>;
     fn write(&self, buffer: &mut Self::Buffer, values: &[f32]);
     /// `cos`, `sin`: `[positions, half_dim]`.
@@ -143,6 +174,20 @@ pub trait Device: Sized + 'static {
         buffers: &mut ExpertBuffers<Self>,
         out: &mut Self::Buffer,
     );
+    /// `out = activation(x · gateᵀ) * (x · upᵀ)`; `w`: gate rows, then up rows, each `gate_up.1`, whose
+    /// first part is scratch.
+    fn gated_linear(
+        &mut self,
+        activation: Activation,
+        x: &Self::Buffer,
+        rows: usize,
+        w: (&Self::Matrix, Option<&Self::Vector>),
+        (gate_up, width): (&mut Self::Buffer, usize),
+        out: &mut Self::Buffer,
+    ) {
+        self.linear(x, rows, w, gate_up);
+        self.gate_mul(activation, gate_up, rows, width, out);
+    }
     /// Rotates q and k in place and writes k and v to the pages.
     fn rotate_and_append(
         &mut self,

@@ -2,10 +2,6 @@
 
 use std::fs;
 
-/// The part of available memory that all ranks of a host take together unless told otherwise. Pages
-/// become resident as tokens are written, so a large cache costs nothing at the start.
-const DEFAULT_SHARE: u64 = 4;
-
 /// What is asked for, in blocks and bytes.
 #[derive(Clone, Copy, Debug)]
 pub struct KvDemand {
@@ -14,17 +10,19 @@ pub struct KvDemand {
     pub useful_blocks: u64,
     /// `--kv-cache-memory`: bytes of this rank.
     pub memory: Option<u64>,
-    /// Ranks that share the memory of this host.
+    /// Ranks that share the available memory.
     pub ranks: u64,
-    /// Bytes the host can give now.
+    /// Bytes that can be had now.
     pub available: u64,
+    /// The part of them that is taken unless told otherwise.
+    pub default_share: f64,
 }
 
 impl KvDemand {
     /// Never more blocks than sequences can fill. Within that: what `--kv-cache-memory` says, else
-    /// this rank's share of a quarter of the memory that is available.
+    /// this rank's share of the device's default part of the memory that is available.
     pub fn blocks(&self) -> u32 {
-        let budget = self.memory.unwrap_or(self.share() / DEFAULT_SHARE);
+        let budget = self.memory.unwrap_or((self.share() as f64 * self.default_share) as u64);
         let blocks = (budget / self.bytes_per_block.max(1)).min(self.useful_blocks);
         u32::try_from(blocks).unwrap_or(u32::MAX)
     }
@@ -111,6 +109,7 @@ mod tests {
             memory: None,
             ranks: 2,
             available: 400_000,
+            default_share: 0.25,
         };
         let check = |demand: KvDemand, blocks| assert_eq!(demand.blocks(), blocks, "{demand:?}");
         check(base, 50);
@@ -128,6 +127,7 @@ mod tests {
             memory: None,
             ranks: 2,
             available: 400_000,
+            default_share: 0.25,
         };
         let check = |memory, useful_blocks, excess| {
             let demand = KvDemand { memory, useful_blocks, ..base };

@@ -186,13 +186,14 @@ impl<D: Device> Runner<D> {
         };
         if plan.num_blocks == 0 {
             let blocks_per_sequence = plan.max_model_len.div_ceil(KvPages::BLOCK_TOKENS);
-            let available = crate::memory::available_bytes();
+            let available = self.device.available_bytes();
             let demand = KvDemand {
                 bytes_per_block,
                 useful_blocks: (plan.max_sequences as u64)
                     .saturating_mul(blocks_per_sequence as u64),
                 memory: self.kv_memory,
-                ranks: self.place.ranks() as u64,
+                ranks: self.device.sharers(self.place.ranks()) as u64,
+                default_share: self.device.default_kv_share(),
                 available: available.saturating_sub(memory.workspace_bytes),
             };
             if let Some((value, most)) = demand.excess() {
@@ -212,7 +213,10 @@ impl<D: Device> Runner<D> {
         } else {
             self.allocate(plan, size);
             self.run_worst_step(plan)?;
-            self.renew(plan, size);
+            if D::SPARSE_BUFFERS {
+                self.renew(plan, size);
+            }
+            self.run_decode_steps(plan)?;
         }
         memory.kv_bytes = u64::from(memory.num_blocks) * bytes_per_block;
         Ok(memory)
@@ -238,15 +242,17 @@ impl<D: Device> Runner<D> {
         // The old pages go before the new ones come: there may not be room for both.
         self.ready = None;
         self.sequences.clear();
+        let limits = Limits {
+            max_batch_tokens: plan.max_batch_tokens,
+            max_sequences: plan.max_sequences,
+            max_model_len: plan.max_model_len,
+            num_blocks: plan.num_blocks,
+            vocab_size: self.model.vocab_size,
+        };
+        self.device.reserve(&limits);
         let (device, slice, model) = (&self.device, &self.place.slice, &self.model);
         self.ready = Some(Ready {
-            limits: Limits {
-                max_batch_tokens: plan.max_batch_tokens,
-                max_sequences: plan.max_sequences,
-                max_model_len: plan.max_model_len,
-                num_blocks: plan.num_blocks,
-                vocab_size: model.vocab_size,
-            },
+            limits,
             rotary: RotaryTables::new(device, model, plan.max_model_len),
             pages: self.pages(plan),
             work: Workspace::new(device, model, slice, size),
@@ -290,6 +296,21 @@ impl<D: Device> Runner<D> {
         let sampled = plan.max_sequences.min(self.batch.rows());
         self.batch.set_sampled_rows((0..sampled).collect());
         self.forward()?;
+        self.batch.clear();
+        self.device.take_collective_time();
+        Ok(())
+    }
+
+    /// Decode steps of the sizes that the device wants to see before it serves.
+    fn run_decode_steps(&mut self, plan: &WarmupPlan) -> Result<(), RunError> {
+        for sequences in self.device.decode_warmups(plan.max_sequences) {
+            self.batch.clear();
+            for id in 0..sequences {
+                self.batch.push(id as u64, 0..1, &[0], true);
+                self.batch.push_tokens(&[0]);
+            }
+            self.forward()?;
+        }
         self.batch.clear();
         self.device.take_collective_time();
         Ok(())
@@ -346,7 +367,9 @@ impl<D: Device> Runner<D> {
     fn forward(&mut self) -> Result<(), RunError> {
         let ready = self.ready.as_mut().ok_or(RunError::NotWarm)?;
         let Ready { rotary, pages, work, .. } = ready;
-        self.layers.forward(&mut self.device, &self.batch, rotary, pages, work)?;
+        let (layers, batch) = (&self.layers, &self.batch);
+        self.device
+            .run_step(batch, &mut |device| layers.forward(device, batch, rotary, pages, work))?;
         Ok(())
     }
 

@@ -237,6 +237,7 @@ impl<D: Device> Weights<'_, D> {
             })?;
             self.count(height * row_bytes);
         }
+        D::finish(&mut matrix);
         Ok(matrix)
     }
 

@@ -135,6 +135,17 @@ impl Device for Cpu {
     fn buffer(&self, rows: usize, width: usize) -> Buffer {
         Buffer { values: kernels::Buffer::sparse(rows * width), width }
     }
+    const SPARSE_BUFFERS: bool = true;
+    fn available_bytes(&self) -> u64 {
+        crate::memory::available_bytes()
+    }
+    /// Pages become resident as tokens are written, so a large cache costs nothing at the start.
+    fn default_kv_share(&self) -> f64 {
+        0.25
+    }
+    fn sharers(&self, ranks: usize) -> usize {
+        ranks
+    }
     fn read(&self, buffer: &Buffer, rows: usize) -> Vec<f32> {
         buffer.first(rows).to_vec()
     }

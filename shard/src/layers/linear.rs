@@ -1,6 +1,7 @@
 //! Linear layers split over the tensor-parallel ranks (Shoeybi et al. 2019, Megatron-LM).
 
 use trireme_collectives::CollectiveError;
+use trireme_kernels::Activation;
 
 use crate::device::Device;
 
@@ -16,6 +17,18 @@ impl<D: Device> ColumnParallel<D> {
     }
     pub fn forward(&self, device: &mut D, x: &D::Buffer, rows: usize, out: &mut D::Buffer) {
         device.linear(x, rows, (&self.weight, self.bias.as_ref()), out);
+    }
+    /// `out = activation(gate) * up`, where the weight is gate rows, then up rows, each `gate_up.1`.
+    pub fn forward_gated(
+        &self,
+        device: &mut D,
+        activation: Activation,
+        x: &D::Buffer,
+        rows: usize,
+        gate_up: (&mut D::Buffer, usize),
+        out: &mut D::Buffer,
+    ) {
+        device.gated_linear(activation, x, rows, (&self.weight, self.bias.as_ref()), gate_up, out);
     }
 }
 

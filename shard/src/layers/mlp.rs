@@ -36,8 +36,9 @@ impl<D: Device> GatedMlp<D> {
         rows: usize,
         work: &mut Workspace<D>,
     ) -> Result<(), CollectiveError> {
-        self.gate_up.forward(device, &work.normed, rows, &mut work.gate_up);
-        device.gate_mul(self.activation, &work.gate_up, rows, self.width, &mut work.inner);
+        let Workspace { normed, gate_up, inner, .. } = work;
+        let gate_up = (gate_up, self.width);
+        self.gate_up.forward_gated(device, self.activation, normed, rows, gate_up, inner);
         self.down.forward(device, &work.inner, rows, &mut work.delta)
     }
 }

@@ -58,11 +58,11 @@ impl<D: Device> Workspace<D> {
         let sampled = if slice.last_stage { size.sampled } else { 0 };
         Self {
             residual: device.buffer(size.rows, widths.hidden),
-            normed: device.buffer(size.rows, widths.hidden),
-            qkv: device.buffer(size.rows, widths.qkv),
-            attended: device.buffer(size.rows, widths.attended),
-            gate_up: device.buffer(size.rows, 2 * widths.mlp),
-            inner: device.buffer(size.rows, widths.mlp),
+            normed: device.activations(size.rows, widths.hidden),
+            qkv: device.activations(size.rows, widths.qkv),
+            attended: device.activations(size.rows, widths.attended),
+            gate_up: device.activations(size.rows, 2 * widths.mlp),
+            inner: device.activations(size.rows, widths.mlp),
             experts: ExpertBuffers::new(
                 device,
                 size.rows,
@@ -70,10 +70,10 @@ impl<D: Device> Workspace<D> {
                 widths.hidden,
                 slice,
             ),
-            delta: device.buffer(size.rows, widths.hidden),
+            delta: device.activations(size.rows, widths.hidden),
             sampled_residual: device.buffer(sampled, widths.hidden),
-            sampled_delta: device.buffer(sampled, widths.hidden),
-            sampled_normed: device.buffer(sampled, widths.hidden),
+            sampled_delta: device.activations(sampled, widths.hidden),
+            sampled_normed: device.activations(sampled, widths.hidden),
             logits: device.buffer(sampled, widths.vocab),
         }
     }
