@@ -7,7 +7,7 @@ MODEL ?= smollm2
 TP ?= 2
 PROMPT ?= What is the capital of France?
 
-.PHONY: build serve demo test lint bench cuda docker
+.PHONY: build serve demo test lint bench cuda test-gpu bench-gpu docker
 
 # The three programs; one profile serves everything, so nothing is built twice.
 build:
@@ -33,8 +33,16 @@ lint:
 bench: build
 	$(TRIREME) bench $(MODEL) --tp $(TP)
 
+# The three programs, the shard for NVIDIA GPUs too. Needs nvcc: eval "$$(scripts/cuda-toolchain)" where
+# there is no CUDA toolkit.
 cuda:
-	@echo "There is no CUDA shard yet: this version computes on CPUs"; exit 1
+	$(CARGO) build --release --workspace --bins --features trireme-shard/cuda
+
+test-gpu:
+	scripts/test-gpu
+
+bench-gpu:
+	scripts/bench-gpu
 
 docker:
 	@echo "There is no image yet"; exit 1

@@ -9,7 +9,7 @@ use trireme_checkpoint::Split;
 use trireme_collectives::local;
 use trireme_kernels::{KvPages, Storage};
 use trireme_shard::{
-    config::{Config, Identity, LoadFormat},
+    config::{Backend, Config, Identity, LoadFormat},
     device::{
         Device,
         cpu::{Cpu, WeightStore},
@@ -82,6 +82,7 @@ fn config(model: PathBuf, threads: usize, weights: WeightStore) -> Config {
         threads,
         socket: PathBuf::new(),
         kv_cache_memory: None,
+        backend: Backend::Cpu,
     }
 }
 

@@ -102,12 +102,18 @@ pub enum ConfigError {
         "--device cuda: this build has no CUDA; use --device cpu, or a build with the cuda feature"
     )]
     NoCuda,
+    #[error("--gpu-memory-fraction {given}: must be over 0 and at most 1")]
+    Fraction { given: String },
+    #[error("--kv-dtype {kv}, but on GPUs the KV cache has the type of the weights, {weights}")]
+    KvDtype { kv: &'static str, weights: &'static str },
     #[error("--gpu-memory-fraction {given} concerns GPUs alone; on the CPU use --kv-cache-memory")]
     NoGpu { given: String },
-    #[error("--{flag} f16: the CPU computes in f32 and bf16; use one of these")]
+    #[error("--{flag} f16: weights are kept in f32 or bf16; use one of these")]
     NoF16 { flag: &'static str },
     #[error("--kv-dtype quantized: concerns weights alone; use f32 or bf16")]
     QuantizedKv,
+    #[error("--dtype quantized: GPUs have no product for stored blocks; use bf16 or f32")]
+    QuantizedGpu,
     #[error("--rank {rank}, but --tp {tp} and --pp {pp} make ranks 0 to {last}")]
     Rank { rank: usize, tp: usize, pp: usize, last: usize },
 }
@@ -147,33 +153,78 @@ pub struct Config {
     pub threads: usize,
     pub socket: PathBuf,
     pub kv_cache_memory: Option<u64>,
+    pub backend: Backend,
+}
+
+/// What computes.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Backend {
+    Cpu,
+    /// A GPU, of which this rank and those that share it may take a part.
+    #[cfg(feature = "cuda")]
+    Cuda {
+        memory_fraction: f64,
+    },
+}
+
+/// Of a GPU's memory, where no flag says more: the rest is for the driver and for libraries.
+#[cfg(feature = "cuda")]
+const MEMORY_FRACTION: f64 = 0.9;
+
+impl Backend {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Cpu => "cpu",
+            #[cfg(feature = "cuda")]
+            Self::Cuda { .. } => "cuda",
+        }
+    }
+}
+
+/// `auto` takes the CPU, as the launcher does.
+fn backend(device: DeviceKind, fraction: Option<f64>) -> Result<Backend, ConfigError> {
+    let given = |fraction: f64| fraction.to_string();
+    if device != DeviceKind::Cuda {
+        return match fraction {
+            Some(fraction) => Err(ConfigError::NoGpu { given: given(fraction) }),
+            None => Ok(Backend::Cpu),
+        };
+    }
+    if let Some(fraction) = fraction.filter(|fraction| !(*fraction > 0.0 && *fraction <= 1.0)) {
+        return Err(ConfigError::Fraction { given: given(fraction) });
+    }
+    #[cfg(feature = "cuda")]
+    return Ok(Backend::Cuda { memory_fraction: fraction.unwrap_or(MEMORY_FRACTION) });
+    #[cfg(not(feature = "cuda"))]
+    Err(ConfigError::NoCuda)
 }
 
 impl TryFrom<Args> for Config {
     type Error = ConfigError;
 
     fn try_from(args: Args) -> Result<Self, ConfigError> {
-        if args.device == DeviceKind::Cuda {
-            return Err(ConfigError::NoCuda);
-        }
-        if let Some(given) = args.gpu_memory_fraction {
-            return Err(ConfigError::NoGpu { given: given.to_string() });
-        }
+        let backend = backend(args.device, args.gpu_memory_fraction)?;
         let (rank, tp, pp) = (args.rank, args.tp.get(), args.pp.get());
         let ranks = tp.saturating_mul(pp);
         if rank >= ranks {
             return Err(ConfigError::Rank { rank, tp, pp, last: ranks - 1 });
         }
         let keep_blocks = args.dtype == Dtype::Quantized;
+        if backend != Backend::Cpu && keep_blocks {
+            return Err(ConfigError::QuantizedGpu);
+        }
         let dtype = if keep_blocks { Dtype::Auto } else { args.dtype };
         let numbers = storage("dtype", dtype, Storage::Bf16)?;
         let kv_storage = storage("kv-dtype", args.kv_dtype, numbers)?;
+        if backend != Backend::Cpu && kv_storage != numbers {
+            return Err(ConfigError::KvDtype { kv: name(kv_storage), weights: name(numbers) });
+        }
         let cores = thread::available_parallelism().map_or(1, NonZeroUsize::get);
         Ok(Self {
             identity: Identity {
                 rank,
                 split: Split { tp, pp },
-                device: "cpu".into(),
+                device: backend.name().into(),
                 dtype: if keep_blocks { "quantized" } else { name(numbers) },
                 kv_dtype: name(kv_storage),
             },
@@ -185,6 +236,7 @@ impl TryFrom<Args> for Config {
             threads: args.threads.map_or((cores / ranks).max(1), NonZeroUsize::get),
             socket: args.socket,
             kv_cache_memory: args.kv_cache_memory,
+            backend,
         })
     }
 }
@@ -236,7 +288,11 @@ mod tests {
             let error = parse(flags).expect_err(flags).to_string();
             assert!(error.contains(words), "{flags}: {error}");
         };
+        #[cfg(not(feature = "cuda"))]
         check("--device cuda", "no CUDA");
+        #[cfg(feature = "cuda")]
+        check("--device cuda --dtype quantized", "--dtype quantized");
+        check("--device cuda --gpu-memory-fraction 1.5", "at most 1");
         check("--dtype f16", "--dtype f16");
         check("--gpu-memory-fraction 0.5", "--gpu-memory-fraction 0.5");
         check("--kv-dtype f16", "--kv-dtype f16");

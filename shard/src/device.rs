@@ -1,6 +1,8 @@
 //! The seam between layers and hardware: what a device stores, and the operations layers are made of.
 
 pub mod cpu;
+#[cfg(feature = "cuda")]
+pub mod cuda;
 
 use std::{ops::Range, time::Duration};
 

@@ -20,6 +20,8 @@
 //! different numbers of ranks, but not between the ranks of one group or from run to run.
 
 mod edits;
+#[cfg(feature = "cuda")]
+mod on_device;
 mod peak;
 mod race;
 mod row;
@@ -36,6 +38,8 @@ use trireme_collectives::{Collective, CollectiveError};
 use trireme_grammar::Mask;
 use trireme_kernels::Team;
 
+#[cfg(feature = "cuda")]
+pub use on_device::{device_choice, device_sample, is_for_host};
 use row::Row;
 pub use sampling::{Sampling, SamplingError, grammar};
 pub use scoring::{Score, ScoreRow, Scoring, ScoringError, score};

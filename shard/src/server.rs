@@ -15,13 +15,17 @@ use tokio_stream::wrappers::UnixListenerStream;
 use tonic::transport::Server;
 use tonic_health::{ServingStatus, server::HealthReporter};
 use tracing::{info, warn};
-use trireme_checkpoint::{Checkpoint, CheckpointError, DType};
+use trireme_checkpoint::{Checkpoint, CheckpointError, DType, ModelConfig};
 use trireme_collectives::{CollectiveError, World, local, shared_memory};
+#[cfg(feature = "cuda")]
+use trireme_kernels::{Storage, cuda};
 use trireme_process::{StopSignals, remove_socket};
 use trireme_proto::shard::v1::{ShardState, shard_server::ShardServer};
 
+#[cfg(feature = "cuda")]
+use crate::device::cuda::{Cuda, CudaStore};
 use crate::{
-    config::{Config, LoadFormat},
+    config::{Backend, Config, LoadFormat},
     device::{
         Device,
         cpu::{Cpu, block_type},
@@ -137,14 +141,32 @@ async fn report_health(reporter: HealthReporter, status: Arc<Status>) {
 }
 
 /// Resolves only if loading fails.
-async fn load_failure(
-    load_result: oneshot::Receiver<Result<(), CheckpointError>>,
-) -> anyhow::Error {
+async fn load_failure(load_result: oneshot::Receiver<Result<(), LoadError>>) -> anyhow::Error {
     match load_result.await {
         Ok(Ok(())) => std::future::pending().await,
         Ok(Err(error)) => error.into(),
         Err(_) => anyhow::anyhow!("the engine thread ended while loading"),
     }
+}
+
+/// Why a rank has no weights.
+#[derive(Debug, thiserror::Error)]
+pub enum LoadError {
+    #[error(transparent)]
+    Checkpoint(#[from] CheckpointError),
+    #[cfg(feature = "cuda")]
+    #[error(
+        "the weights of this rank take {needed} bytes, but {free} are free on the GPU: use more ranks"
+    )]
+    Room { needed: u64, free: u64 },
+    #[cfg(feature = "cuda")]
+    #[error(
+        "this model is a mixture of experts, which --device cuda cannot compute: use --device cpu"
+    )]
+    Experts,
+    #[cfg(feature = "cuda")]
+    #[error(transparent)]
+    Cuda(#[from] trireme_kernels::cuda::CudaError),
 }
 
 /// The engine thread: load, then take commands.
@@ -153,9 +175,26 @@ fn run_engine(
     status: &Arc<Status>,
     grammars: Arc<Grammars>,
     commands: &Receiver<Command>,
-    loaded: oneshot::Sender<Result<(), CheckpointError>>,
+    loaded: oneshot::Sender<Result<(), LoadError>>,
 ) {
-    match load(config, status) {
+    match config.backend {
+        Backend::Cpu => drive(load(config, status), status, grammars, commands, loaded),
+        #[cfg(feature = "cuda")]
+        Backend::Cuda { memory_fraction } => {
+            let runner = load_cuda(config, status, memory_fraction);
+            drive(runner, status, grammars, commands, loaded);
+        }
+    }
+}
+
+fn drive<D: Device<World = World>>(
+    runner: Result<Runner<D>, LoadError>,
+    status: &Arc<Status>,
+    grammars: Arc<Grammars>,
+    commands: &Receiver<Command>,
+    loaded: oneshot::Sender<Result<(), LoadError>>,
+) {
+    match runner {
         Ok(mut runner) => {
             runner.share_grammars(grammars);
             let engine = Engine::new(runner, Box::new(join), status.clone());
@@ -170,7 +209,43 @@ fn run_engine(
 }
 
 /// Reads this rank's weights onto the CPU.
-pub fn load(config: &Config, status: &Status) -> Result<Runner<Cpu>, CheckpointError> {
+pub fn load(config: &Config, status: &Status) -> Result<Runner<Cpu>, LoadError> {
+    let device = || Ok(Cpu::new(config.threads, config.kv_storage));
+    load_on(config, status, &config.weights, |_, _| Ok(()), device)
+}
+
+/// Reads this rank's weights onto its GPU: ranks take those of the host in turn.
+#[cfg(feature = "cuda")]
+pub fn load_cuda(
+    config: &Config,
+    status: &Status,
+    memory_fraction: f64,
+) -> Result<Runner<Cuda>, LoadError> {
+    let gpus = cuda::gpu_count()?.max(1);
+    let context = cuda::Context::open(config.identity.rank % gpus)?;
+    info!(gpu = context.ordinal(), name = context.name(), "GPU opened");
+    let element = match config.weights.numbers {
+        Storage::F32 => cuda::Element::F32,
+        Storage::Bf16 => cuda::Element::Bf16,
+    };
+    let free = context.memory()?.0 as u64;
+    let room = |model: &ModelConfig, needed| match model.experts {
+        Some(_) => Err(LoadError::Experts),
+        None if needed > free => Err(LoadError::Room { needed, free }),
+        None => Ok(()),
+    };
+    let store = CudaStore { context, element };
+    let device = || Ok(Cuda::new(&store, memory_fraction, config.threads)?);
+    load_on(config, status, &store, room, device)
+}
+
+fn load_on<D: Device>(
+    config: &Config,
+    status: &Status,
+    store: &D::Store,
+    room: impl FnOnce(&ModelConfig, u64) -> Result<(), LoadError>,
+    device: impl FnOnce() -> Result<D, LoadError>,
+) -> Result<Runner<D>, LoadError> {
     let checkpoint = match config.load_format {
         LoadFormat::Auto => Checkpoint::open(&config.model)?,
         LoadFormat::Dummy => Checkpoint::dummy(&config.model, config.seed)?,
@@ -178,17 +253,18 @@ pub fn load(config: &Config, status: &Status) -> Result<Runner<Cpu>, CheckpointE
     let model = checkpoint.model().clone();
     config.identity.split.check(&model)?;
     let place = Place::new(&model, config.identity.split, config.identity.rank);
-    let weight_size = Cpu::weight_size(&config.weights);
+    let weight_size = D::weight_size(store);
     let total = total_bytes(&model, &place.slice, weight_size);
+    room(&model, total)?;
     status.bytes_total.store(total, Ordering::Relaxed);
     status.change(|phase| {
         phase.model = Some(model.clone());
         phase.fingerprint = checkpoint.fingerprint();
     });
-    let weights = Weights::<Cpu> {
+    let weights = Weights::<D> {
         checkpoint: &checkpoint,
         place: &place,
-        store: &config.weights,
+        store,
         threads: config.threads,
         bytes_loaded: &status.bytes_loaded,
     };
@@ -201,7 +277,7 @@ pub fn load(config: &Config, status: &Status) -> Result<Runner<Cpu>, CheckpointE
     status.bytes_total.store(weight_bytes, Ordering::Relaxed);
     status.change(|phase| phase.weight_bytes = weight_bytes);
     info!(weight_bytes, layers = ?place.slice.layers, rank = place.rank, "weights loaded");
-    let device = Cpu::new(config.threads, config.kv_storage);
+    let device = device()?;
     let kv_memory = config.kv_cache_memory;
     Ok(Runner::new(Loaded { device, place, model, layers, weight_bytes, kv_memory }))
 }

@@ -11,7 +11,7 @@ use serde_json::{Map, json};
 use trireme_checkpoint::Split;
 use trireme_kernels::Storage;
 use trireme_shard::{
-    config::{Config, Identity, LoadFormat},
+    config::{Backend, Config, Identity, LoadFormat},
     device::cpu::WeightStore,
     server,
     status::Status,
@@ -90,6 +90,7 @@ fn load(folder: &Path, split: Split, rank: usize, base: u64) -> (u64, u64) {
         threads: 2,
         socket: PathBuf::new(),
         kv_cache_memory: None,
+        backend: Backend::Cpu,
     };
     let status = Status::default();
     let runner = server::load(&config, &status).expect("load");

@@ -28,6 +28,8 @@
 mod activation;
 mod attention;
 mod buffer;
+#[cfg(feature = "cuda")]
+pub mod cuda;
 mod disjoint;
 mod experts;
 mod exponential;

@@ -10,7 +10,7 @@ use trireme_kernels::Storage;
 
 use super::*;
 use crate::{
-    config::{Config, Identity, LoadFormat},
+    config::{Backend, Config, Identity, LoadFormat},
     device::cpu::{Cpu, WeightStore},
     sampler::Sampling,
     server,
@@ -37,6 +37,7 @@ fn start(rank: usize, split: Split, worlds: Vec<World>) -> (Handle, thread::Join
         threads: 1,
         socket: PathBuf::new(),
         kv_cache_memory: Some(1 << 20),
+        backend: Backend::Cpu,
     };
     let (handle, commands) = Handle::new(Arc::new(Status::default()));
     let status = handle.status.clone();

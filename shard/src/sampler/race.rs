@@ -86,6 +86,12 @@ struct Race {
 
 const GOLDEN: u64 = 0x9e37_79b9_7f4a_7c15;
 
+/// Where the random numbers of a row start: a token's is `mix(start + (token + 1) * GOLDEN)`.
+#[cfg(feature = "cuda")]
+pub(super) fn start(seed: u64, position: u64) -> u64 {
+    Race::new(seed, position).start
+}
+
 #[inline(always)]
 fn mix(mut z: u64) -> u64 {
     z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);

@@ -10,7 +10,7 @@ use trireme_checkpoint::{Checkpoint, ModelConfig, Split};
 use trireme_collectives::local;
 use trireme_kernels::{KvPages, Storage};
 use trireme_shard::{
-    config::{Config, Identity, LoadFormat},
+    config::{Backend, Config, Identity, LoadFormat},
     device::{
         Device,
         cpu::{Cpu, WeightStore},
@@ -90,6 +90,7 @@ impl Model {
             threads: 1,
             socket: PathBuf::new(),
             kv_cache_memory: None,
+            backend: Backend::Cpu,
         };
         let status = Status::default();
         let runner = server::load(&config, &status).expect("load");

@@ -1,0 +1,82 @@
+//! Decode steps recorded by their number of sequences.
+
+use trireme_collectives::CollectiveError;
+
+use super::{Cuda, done};
+use crate::batch::Batch;
+
+/// Decode steps are recorded for so many sequences at most; larger ones are queued kernel by kernel.
+const RECORDED_SEQUENCES: usize = 512;
+
+/// Sizes are denser where steps are shorter.
+fn recorded_size(sequences: usize) -> usize {
+    match sequences {
+        0..=8 => sequences.next_power_of_two(),
+        9..=64 => sequences.next_multiple_of(8),
+        65..=128 => sequences.next_multiple_of(16),
+        _ => sequences.next_multiple_of(32),
+    }
+}
+
+/// Every size up to `max_sequences`.
+pub(super) fn sizes(max_sequences: usize) -> Vec<usize> {
+    let most = max_sequences.min(RECORDED_SEQUENCES);
+    let mut sizes: Vec<usize> =
+        (1..=most).map(|sequences| recorded_size(sequences).min(max_sequences)).collect();
+    sizes.dedup();
+    sizes
+}
+
+impl Cuda {
+    /// The size that a decode step is recorded for, where it is one that can be.
+    pub(super) fn recorded_size(&self, batch: &Batch) -> Option<usize> {
+        let rows = batch.rows();
+        let alone = self.world.as_ref().is_none_or(|world| world.global.size() == 1);
+        let decodes = batch.entries().iter().all(|e| e.positions.len() == 1 && e.sample)
+            && batch.sampled_rows().len() == rows;
+        if !alone || !decodes || rows == 0 || rows > RECORDED_SEQUENCES {
+            return None;
+        }
+        Some(recorded_size(rows).min(self.ready().max_sequences))
+    }
+
+    /// Runs a step of a size that was not seen yet, then records it.
+    pub(super) fn record(
+        &mut self,
+        rows: usize,
+        size: usize,
+        work: &mut dyn FnMut(&mut Self) -> Result<(), CollectiveError>,
+    ) -> Result<(), CollectiveError> {
+        self.padded = Some((rows, size));
+        // Kernels are measured and chosen here; the recording has to find them chosen.
+        let run = work(self).and_then(|()| {
+            done(self.stream.synchronize());
+            done(self.stream.begin_recording());
+            let recorded = work(self);
+            let graph = self.stream.end_recording();
+            recorded.map(|()| done(graph))
+        });
+        self.padded = None;
+        if let Some(ready) = &mut self.ready {
+            ready.graphs.insert(size, run?);
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_number_has_a_size_near_above() {
+        for most in [1, 3, 20, 64, 256, 600] {
+            let sizes = sizes(most);
+            assert!(sizes.is_sorted() && sizes.last() == Some(&most.min(RECORDED_SEQUENCES)));
+            for sequences in 1..=most.min(RECORDED_SEQUENCES) {
+                let size = recorded_size(sequences).min(most);
+                assert!(sizes.contains(&size) && size >= sequences && size <= 2 * sequences + 7);
+            }
+        }
+    }
+}
