@@ -34,6 +34,15 @@ assert "Paris" in reply.text and reply.usage.completion_tokens == 8, reply
 events = list(call("GenerateStream", text="The capital of France is", parameters={"max_new_tokens": 8}))
 assert events[-1].finished.text == reply.text, (events[-1], reply)
 assert sum(1 for event in events if event.HasField("token")) == 8
+drawn = {"max_new_tokens": 20, "temperature": 1.0, "typical_p": 0.9, "seed": 7}
+for constraint, texts in [
+    ({"regex": "(ab){2}"}, {"abab"}),
+    ({"choices": {"choices": ["yes", "no"]}}, {"yes", "no"}),
+    ({"lark": 'start: "hi" | "hey"'}, {"hi", "hey"}),
+    ({"json_schema": '{"enum": [1, "a"]}'}, {"1", '"a"'}),
+]:
+    reply = call("Generate", text="Say:", parameters=drawn | constraint)
+    assert reply.text in texts and reply.finish_reason == 2, (constraint, reply)
 try:
     call("Generate", text="a", parameters={"temperature": -1.0})
 except grpc.RpcError as refused:

@@ -49,6 +49,8 @@ pub struct Sampling {
     /// 0: off.
     pub min_p: f32,
     /// 1: off.
+    pub typical_p: f32,
+    /// 1: off.
     pub repetition_penalty: f32,
     pub frequency_penalty: f32,
     pub presence_penalty: f32,
@@ -184,10 +186,6 @@ fn constraint(given: &Parameters, limits: &Limits) -> Result<Option<Constraint>,
 }
 
 fn sampling(given: &Parameters, limits: &Limits, seed: u64) -> Result<Sampling, RouterError> {
-    let top_p = given.top_p.unwrap_or(1.0);
-    if !(top_p > 0.0 && top_p <= 1.0) {
-        return invalid("top_p", format!("top_p must be over 0 and at most 1, not {top_p}"));
-    }
     let repetition_penalty = within(
         "repetition_penalty",
         given.repetition_penalty.unwrap_or(1.0),
@@ -206,8 +204,9 @@ fn sampling(given: &Parameters, limits: &Limits, seed: u64) -> Result<Sampling, 
         temperature: within("temperature", temperature, 0.0..=TEMPERATURE_MOST)?,
         // More than the vocabulary is the whole vocabulary.
         top_k: given.top_k.unwrap_or(0).min(limits.vocab_size),
-        top_p,
+        top_p: share("top_p", given.top_p)?,
         min_p: within("min_p", given.min_p.unwrap_or(0.0), 0.0..=1.0)?,
+        typical_p: share("typical_p", given.typical_p)?,
         repetition_penalty,
         frequency_penalty: penalty("frequency_penalty", given.frequency_penalty)?,
         presence_penalty: penalty("presence_penalty", given.presence_penalty)?,
@@ -216,6 +215,15 @@ fn sampling(given: &Parameters, limits: &Limits, seed: u64) -> Result<Sampling, 
         logprobs: given.logprobs || given.top_logprobs > 0,
         top_logprobs: within("top_logprobs", given.top_logprobs, 0..=TOP_LOGPROBS_MOST)?,
     })
+}
+
+/// Over 0 and at most 1, which is off.
+fn share(field: &'static str, given: Option<f32>) -> Result<f32, RouterError> {
+    let share = given.unwrap_or(1.0);
+    if share > 0.0 && share <= 1.0 {
+        return Ok(share);
+    }
+    invalid(field, format!("{field} must be over 0 and at most 1, not {share}"))
 }
 
 fn check_stops(stops: &[String]) -> Result<(), RouterError> {

@@ -2,12 +2,13 @@
 //! a stage.
 //!
 //! `[rows, vocabulary]` is never gathered. Everything that the order *penalties, logit bias,
-//! grammar mask, min_tokens mask, temperature, top-k, top-p, min-p* asks for is found from a few small messages:
+//! grammar mask, min_tokens mask, temperature, top-k, top-p, min-p, typical-p* asks for is found from a few small messages:
 //!
 //! - `peak.rs`: the best token, the raw log-sum-exp and the raw n best, one gather. A greedy row is
 //!   done here.
 //! - `selection.rs`: top-k, top-p and min-p keep the likeliest tokens down to some cut; the cut is
 //!   found by radix selection over histograms, without sorting the vocabulary.
+//! - `typical.rs`: of these, the tokens whose surprise is nearest to the expected one; five gathers.
 //! - `scoring.rs`: the logprobs of a prompt's own tokens, two gathers.
 //! - `race.rs`: the draw among the kept tokens, by a counter-based Gumbel-max, one gather.
 //!
@@ -30,6 +31,7 @@ mod scoring;
 mod selection;
 #[cfg(test)]
 mod tests;
+mod typical;
 mod weight;
 
 use std::ops::Range;
@@ -127,6 +129,7 @@ pub fn sample(
 
     peak::find(&mut rows, tensor, team)?;
     selection::find_cuts(&mut rows, tensor, team)?;
+    typical::apply(&mut rows, tensor, team)?;
     race::run(&mut rows, tensor, team)?;
     Ok(rows.into_iter().map(Row::finish).collect())
 }

@@ -45,7 +45,7 @@ pub fn write(
         let detail = format!("has {more}{total} bytes, want {}", alias.bytes);
         return Err(StoreError::Source { origin: origin.to_owned(), detail });
     }
-    let got = hex(&digest.finalize());
+    let got = format!("{:x}", digest.finalize());
     if got != alias.sha256 {
         let origin = origin.to_owned();
         return Err(StoreError::Digest { origin, got, want: alias.sha256.to_owned() });
@@ -54,8 +54,4 @@ pub fn write(
     file.sync_all().map_err(StoreError::io(path))?;
     progress.done();
     Ok(())
-}
-
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }

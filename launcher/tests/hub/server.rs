@@ -312,14 +312,10 @@ pub fn etag(bytes: &[u8]) -> String {
 }
 
 fn sha256(bytes: &[u8]) -> String {
-    hex(&Sha256::digest(bytes))
+    format!("{:x}", Sha256::digest(bytes))
 }
 
 fn git_sha1(bytes: &[u8]) -> String {
     let head = format!("blob {}\0", bytes.len());
-    hex(&Sha1::new_with_prefix(head).chain_update(bytes).finalize())
-}
-
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+    format!("{:x}", Sha1::new_with_prefix(head).chain_update(bytes).finalize())
 }

@@ -32,6 +32,11 @@ fn identified(request_id: &str) -> proto::GenerateRequest {
     proto::GenerateRequest { request_id: request_id.to_owned(), ..text("hi") }
 }
 
+fn constrained(constraint: proto::parameters::Constraint) -> proto::GenerateRequest {
+    let parameters = proto::Parameters { constraint: Some(constraint), ..Default::default() };
+    proto::GenerateRequest { parameters: Some(parameters), ..text("hi") }
+}
+
 /// What a request is answered with, whole and streamed: its text, or a code and a message.
 async fn check(request: proto::GenerateRequest, expected: Result<&str, (Code, &str)>) {
     let service = service(Fake::default());
@@ -59,6 +64,13 @@ async fn what_http_refuses_is_refused() {
     check(identified(&"x".repeat(129)), invalid(&message)).await;
     let message = format!("{words}; this one has 3 bytes");
     check(identified("a\nb"), invalid(&message)).await;
+    use proto::parameters::Constraint;
+    let message = "json_schema: not valid JSON: EOF while parsing an object at line 1 column 1";
+    check(constrained(Constraint::JsonSchema("{".into())), invalid(message)).await;
+    let message = "json_schema: a schema is an object, not a number";
+    check(constrained(Constraint::JsonSchema("3".into())), invalid(message)).await;
+    let none = proto::Choices::default();
+    check(constrained(Constraint::Choices(none)), invalid("choices: no text matches it")).await;
 }
 
 #[tokio::test]

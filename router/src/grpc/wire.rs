@@ -3,11 +3,12 @@
 use std::sync::Arc;
 
 use serde_json::json;
+use trireme_grammar::{Grammar, GrammarError, Whitespace};
 use trireme_proto::generate::v1 as proto;
 
 use crate::{
     api::{
-        Conversation, FinishReason, GenerateEvent, GenerateRequest, Parameters, Prompt,
+        Constraint, Conversation, FinishReason, GenerateEvent, GenerateRequest, Parameters, Prompt,
         PromptScoring, PromptToken, Token, TopToken, Usage,
     },
     error::RouterError,
@@ -30,7 +31,7 @@ pub fn request(
         None => return Err(no_prompt("text, ids and messages")),
     };
     let request_id = request_id(given.request_id)?;
-    let parameters = parameters(given.parameters.unwrap_or_default());
+    let parameters = parameters(given.parameters.unwrap_or_default())?;
     Ok(GenerateRequest { request_id, prompt, parameters })
 }
 
@@ -96,14 +97,15 @@ fn request_id(given: String) -> Result<String, RouterError> {
     Err(RouterError::Invalid { field: "request_id", message })
 }
 
-fn parameters(given: proto::Parameters) -> Parameters {
-    Parameters {
+fn parameters(given: proto::Parameters) -> Result<Parameters, RouterError> {
+    Ok(Parameters {
         max_new_tokens: given.max_new_tokens,
         min_new_tokens: given.min_new_tokens,
         temperature: given.temperature,
         top_k: given.top_k,
         top_p: given.top_p,
         min_p: given.min_p,
+        typical_p: given.typical_p,
         repetition_penalty: given.repetition_penalty,
         frequency_penalty: given.frequency_penalty,
         presence_penalty: given.presence_penalty,
@@ -116,8 +118,29 @@ fn parameters(given: proto::Parameters) -> Parameters {
         logprobs: given.logprobs,
         top_logprobs: given.top_logprobs,
         priority: given.priority,
+        constraint: given.constraint.map(constraint).transpose()?,
         ..Parameters::default()
-    }
+    })
+}
+
+fn constraint(given: proto::parameters::Constraint) -> Result<Constraint, RouterError> {
+    use proto::parameters::Constraint as Given;
+    let (field, grammar) = match given {
+        Given::JsonSchema(text) => ("json_schema", json_schema(&text)),
+        Given::Regex(pattern) => ("regex", Ok(Grammar::regex(&pattern))),
+        Given::Lark(text) => ("lark", Ok(Grammar::lark(text))),
+        Given::Choices(given) if given.choices.is_empty() => ("choices", Err(GrammarError::Empty)),
+        Given::Choices(given) => ("choices", Ok(Grammar::choice(&given.choices))),
+    };
+    let invalid = |error| RouterError::Invalid { field, message: format!("{field}: {error}") };
+    Ok(Constraint { field, grammar: Arc::new(grammar.map_err(invalid)?) })
+}
+
+fn json_schema(text: &str) -> Result<Grammar, GrammarError> {
+    let schema = serde_json::from_str(text);
+    let schema =
+        schema.map_err(|error| GrammarError::Invalid(format!("not valid JSON: {error}")))?;
+    Grammar::json_schema(&schema, Whitespace::Some)
 }
 
 pub fn event(event: GenerateEvent, request_id: &str) -> Result<proto::GenerateEvent, RouterError> {

@@ -9,7 +9,7 @@ use trireme_grammar::{Grammar, GrammarError, Whitespace};
 use super::{
     fields::{
         Fields,
-        field::{Field, refused, shaped, text},
+        field::{Field, object_shape, refused, shaped, text},
         must_be,
     },
     refusal::Refusal,
@@ -29,10 +29,6 @@ pub const FIELDS: &[Field] = &[
     text("guided_whitespace_pattern", "Whitespace inside JSON, as a regular expression."),
     refused("guided_decoding_backend"),
 ];
-
-fn object_shape() -> Value {
-    json!({"type": "object"})
-}
 
 /// A schema, or one as text.
 fn schema_shape() -> Value {

@@ -5,7 +5,7 @@ use serde_json::{Map, Value, json};
 use super::{
     fields::{
         Fields,
-        field::{Field, flag, refused, shaped},
+        field::{Field, flag, object_shape, refused, shaped},
         must_be,
     },
     prompts::conversation,
@@ -38,10 +38,6 @@ pub const FIELDS: &[Field] = &[
 
 fn objects_shape() -> Value {
     json!({"type": "array", "items": {"type": "object"}})
-}
-
-fn object_shape() -> Value {
-    json!({"type": "object"})
 }
 
 /// `messages` is the field of that name, taken.

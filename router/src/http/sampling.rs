@@ -36,6 +36,7 @@ pub const FIELDS: &[Field] = &[
     whole("top_k", -1, u32::MAX as u64, "Choose among the k likeliest; 0 and -1: all."),
     real("top_p", 0.0, 1.0, "Choose among the likeliest that have this share; over 0."),
     real("min_p", 0.0, 1.0, "Choose among tokens this times as likely as the likeliest."),
+    real("typical_p", 0.0, 1.0, "Choose among the most typical that have this share; over 0."),
     real("repetition_penalty", 0.01, 100.0, "Over 1: tokens of prompt and answer get less likely."),
     real("frequency_penalty", -2.0, 2.0, "Taken off for each time a token was generated."),
     real("presence_penalty", -2.0, 2.0, "Taken off once a token was generated."),
@@ -64,7 +65,6 @@ pub const FIELDS: &[Field] = &[
     fixed("detokenize", || json!(true)),
     fixed("length_penalty", || json!(1)),
     fixed("num_beams", || json!(1)),
-    fixed("typical_p", || json!(1)),
     refused("allowed_token_ids"),
     refused("bad_words"),
     refused("early_stopping"),
@@ -113,6 +113,7 @@ pub fn openai(fields: &Fields) -> Result<Parameters, Refusal> {
         top_k: top_k(fields)?,
         top_p: fields.real("top_p")?,
         min_p: fields.real("min_p")?,
+        typical_p: fields.real("typical_p")?,
         repetition_penalty: fields.real("repetition_penalty")?,
         frequency_penalty: fields.real("frequency_penalty")?,
         presence_penalty: fields.real("presence_penalty")?,
@@ -320,12 +321,7 @@ mod tests {
         check(json!({"priority": -1001}), |p| p.priority, Err(message));
         check(json!({"priority": i64::MIN}), |p| p.priority, Err("-9223372036854775808"));
         check(json!({"min_tokens": -1}), |p| p.min_new_tokens, Err("min_tokens must be"));
-        check(json!({"typical_p": 1.0, "guided_json": null}), |p| p.top_k, Ok(None));
-        check(
-            json!({"typical_p": 0.9}),
-            |p| p.top_k,
-            Err("typical_p 0.9 is not supported, only 1"),
-        );
+        check(json!({"typical_p": 0.9, "guided_json": null}), |p| p.typical_p, Ok(Some(0.9)));
         check(json!({"length_penalty": 2}), |p| p.top_k, Err("length_penalty 2"));
         check(json!({"detokenize": false}), |p| p.top_k, Err("detokenize false"));
         check(json!({"response_format": {"type": "text"}}), |p| p.top_k, Ok(None));

@@ -7,7 +7,6 @@ use axum::{
 };
 use schemars::JsonSchema;
 use serde::Serialize;
-use serde_json::json;
 
 use super::{
     App,
@@ -15,7 +14,7 @@ use super::{
     constraint,
     fields::{
         Fields,
-        field::{Field, count, fixed, flag, object, real, refused, shaped, text, texts, whole},
+        field::{Field, count, flag, object, real, refused, shaped, text, texts, whole},
     },
     logprobs::writable,
     refusal::Refusal,
@@ -43,10 +42,11 @@ pub const FIELDS: &[Field] = &[
 
 pub const PARAMETERS: &[Field] = &[
     count("max_new_tokens", 1, "Most tokens of the answer; all that fit when absent."),
-    flag("do_sample", "Draw tokens at random; so does any of the next three."),
+    flag("do_sample", "Draw tokens at random; so does any of the next four."),
     real("temperature", 0.0, 100.0, "0 is greedy."),
     count("top_k", 0, "Choose among the k likeliest; 0: all."),
     real("top_p", 0.0, 1.0, "Choose among the likeliest that have this share; over 0."),
+    real("typical_p", 0.0, 1.0, "Choose among the most typical that have this share; over 0."),
     real("repetition_penalty", 0.01, 100.0, "Over 1: tokens of prompt and answer get less likely."),
     real("frequency_penalty", -2.0, 2.0, "Taken off for each time a token was generated."),
     whole("seed", i64::MIN, u64::MAX, "The same request gives the same tokens."),
@@ -57,7 +57,6 @@ pub const PARAMETERS: &[Field] = &[
     flag("decoder_input_details", "Tell the input's tokens and their logprobs; not in a stream."),
     whole("top_n_tokens", 0, TOP_LOGPROBS_MOST as u64, "Candidates told beside each token."),
     whole("best_of", 0, CHOICES_MAX as u64, "Tell the likeliest of so many sampled answers."),
-    fixed("typical_p", || json!(1)),
     refused("adapter_id"),
     shaped("grammar", constraint::typed_shape, "What the answer must look like."),
     refused("tool_prompt"),
@@ -271,9 +270,10 @@ fn best_of(given: &Fields, parameters: &Parameters) -> Result<u32, Refusal> {
 
 /// Greedy unless something asks for sampling, as in TGI: `do_sample`, or any of the thresholds.
 fn parameters(given: &Fields) -> Result<Parameters, Refusal> {
-    let (temperature, top_k, top_p) =
-        (given.real("temperature")?, given.count("top_k", 0)?, given.real("top_p")?);
-    let thresholds = top_k.is_some_and(|top_k| top_k > 0) || top_p.is_some_and(|top_p| top_p < 1.0);
+    let (temperature, top_k) = (given.real("temperature")?, given.count("top_k", 0)?);
+    let (top_p, typical_p) = (given.real("top_p")?, given.real("typical_p")?);
+    let is_cut = |share: Option<f32>| share.is_some_and(|share| share < 1.0);
+    let thresholds = top_k.is_some_and(|top_k| top_k > 0) || is_cut(top_p) || is_cut(typical_p);
     let sampled = given.flag("do_sample")? || temperature.is_some() || thresholds;
     let stop = given.texts("stop")?;
     if stop.iter().any(String::is_empty) {
@@ -284,6 +284,7 @@ fn parameters(given: &Fields) -> Result<Parameters, Refusal> {
         temperature: if sampled { Some(temperature.unwrap_or(1.0)) } else { None },
         top_k: top_k.filter(|top_k| *top_k > 0),
         top_p,
+        typical_p,
         repetition_penalty: given.real("repetition_penalty")?,
         frequency_penalty: given.real("frequency_penalty")?,
         seed: given.seed("seed")?,

@@ -81,6 +81,7 @@ pub fn sampling(
         top_k: of.top_k,
         top_p: of.top_p,
         min_p: of.min_p,
+        typical_p: of.typical_p,
         repetition_penalty: of.repetition_penalty,
         frequency_penalty: of.frequency_penalty,
         presence_penalty: of.presence_penalty,

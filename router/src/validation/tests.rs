@@ -32,6 +32,8 @@ fn bounds_of_sampling() {
     check(|p| p.top_p = Some(1.0), Ok("1.0"), "top_p");
     check(|p| p.top_p = Some(0.0), Err("top_p must be over 0 and at most 1, not 0"), "");
     check(|p| p.top_p = Some(1.01), Err("top_p must be over 0 and at most 1, not 1.01"), "");
+    check(|p| p.typical_p = Some(0.2), Ok("0.2"), "typical_p");
+    check(|p| p.typical_p = Some(0.0), Err("typical_p must be over 0 and at most 1, not 0"), "");
     check(|p| p.top_k = Some(1000), Ok("50"), "top_k");
     check(|p| p.min_p = Some(1.0), Ok("1.0"), "min_p");
     check(|p| p.min_p = Some(-0.5), Err("min_p must be from 0 to 1, not -0.5"), "");

@@ -11,6 +11,7 @@ pub fn is_for_host(row: &SampleRow<'_>) -> bool {
         || sampling.has_edits()
         || sampling.top_k.is_some()
         || sampling.top_p.is_some()
+        || sampling.typical_p.is_some()
         || sampling.top_logprobs > 0
 }
 

@@ -9,6 +9,7 @@ use trireme_kernels::Team;
 use super::peak::{LocalPeak, Peak};
 use super::race::Winner;
 use super::selection::Search;
+use super::typical::Typical;
 use super::weight::Scale;
 use super::{SampleError, SampleRow, Sampled, edits};
 
@@ -24,6 +25,7 @@ pub(super) struct Row<'a> {
     /// Equal on all ranks, once found.
     pub(super) peak: Result<Peak, SampleError>,
     pub(super) search: Search,
+    pub(super) typical: Typical,
     /// This rank's winner of the draw.
     pub(super) winner: Winner,
     /// What the draw chose, with its raw logit.
@@ -40,6 +42,7 @@ impl<'a> Row<'a> {
             local: LocalPeak::default(),
             peak: Err(SampleError::NothingPossible),
             search: Search::default(),
+            typical: Typical::default(),
             winner: Winner::default(),
             drawn: None,
         }

@@ -23,6 +23,8 @@ pub struct Sampling {
     pub top_p: Option<f32>,
     /// Keep the tokens at least this times as likely as the likeliest, in (0, 1].
     pub min_p: Option<f32>,
+    /// Keep the tokens nearest to the expected surprise that have this share of what is left, in (0, 1).
+    pub typical_p: Option<f32>,
     /// 1: off.
     pub repetition_penalty: f32,
     /// 0: off.
@@ -60,6 +62,7 @@ impl Default for Sampling {
             top_k: None,
             top_p: None,
             min_p: None,
+            typical_p: None,
             repetition_penalty: 1.0,
             frequency_penalty: 0.0,
             presence_penalty: 0.0,
@@ -114,6 +117,7 @@ impl TryFrom<&proto::Sampling> for Sampling {
             })?;
         let top_p = share("top_p", wire.top_p)?;
         let min_p = share("min_p", wire.min_p)?;
+        let typical_p = share("typical_p", wire.typical_p)?;
         let repetition = require(
             "repetition_penalty",
             "0 (off) or a finite positive number",
@@ -133,6 +137,7 @@ impl TryFrom<&proto::Sampling> for Sampling {
             top_k: (wire.top_k > 0).then_some(wire.top_k),
             top_p: (top_p > 0.0 && top_p < 1.0).then_some(top_p),
             min_p: (min_p > 0.0).then_some(min_p),
+            typical_p: (typical_p > 0.0 && typical_p < 1.0).then_some(typical_p),
             repetition_penalty: if repetition == 0.0 { 1.0 } else { repetition },
             frequency_penalty: finite("frequency_penalty", wire.frequency_penalty)?,
             presence_penalty: finite("presence_penalty", wire.presence_penalty)?,

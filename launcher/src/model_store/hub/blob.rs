@@ -235,8 +235,8 @@ impl Hasher {
     /// Kind, what was found and what was expected, where they differ.
     fn mismatch(self, identity: &Identity) -> Option<(&'static str, String, String)> {
         let (kind, got) = match self {
-            Self::Sha256(hasher) => ("SHA-256", hex(&hasher.finalize())),
-            Self::GitSha1(hasher) => ("git's SHA-1", hex(&hasher.finalize())),
+            Self::Sha256(hasher) => ("SHA-256", format!("{:x}", hasher.finalize())),
+            Self::GitSha1(hasher) => ("git's SHA-1", format!("{:x}", hasher.finalize())),
             Self::None => return None,
         };
         let want = match &identity.digest {
@@ -245,10 +245,6 @@ impl Hasher {
         };
         (got != want).then_some((kind, got, want))
     }
-}
-
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 /// Bytes that this process may still write to the disk of a folder.

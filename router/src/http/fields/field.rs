@@ -84,6 +84,11 @@ pub const fn shaped(name: &'static str, shape: fn() -> Value, meaning: &'static 
     field(name, Form::Shaped(shape), meaning)
 }
 
+/// A shape: any object.
+pub fn object_shape() -> Value {
+    json!({"type": "object"})
+}
+
 pub const fn fixed(name: &'static str, value: fn() -> Value) -> Field {
     field(name, Form::Fixed(value), "Another value is not supported (422).")
 }

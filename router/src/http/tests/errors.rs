@@ -146,7 +146,6 @@ async fn known_fields_that_are_not_built_are_refused_not_ignored() {
     let server = Server::start().await;
     for (path, field, value) in [
         (COMPLETIONS, "suffix", json!("tail")),
-        (COMPLETIONS, "typical_p", json!(0.9)),
         (COMPLETIONS, "length_penalty", json!(2.0)),
         (COMPLETIONS, "detokenize", json!(false)),
         (COMPLETIONS, "chat_template", json!("{{ messages }}")),
@@ -260,10 +259,10 @@ async fn tgi_routes_speak_tgis_errors() {
         (with("grammar", json!({"type": "json"})), 422, "validation", "grammar"),
         (with("best_of", json!(3)), 422, "validation", "best_of 3 needs sampling"),
         (
-            with("typical_p", json!(0.5)),
+            with("typical_p", json!(0)),
             422,
             "validation",
-            "typical_p 0.5 is not supported, only 1",
+            "typical_p must be over 0 and at most 1, not 0",
         ),
         (with("top_n_tokens", json!(21)), 422, "validation", "top_n_tokens must be from 0 to 20"),
         (json!({"inputs": "full"}), 429, "overloaded", "8 requests"),

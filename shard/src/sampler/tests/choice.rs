@@ -21,6 +21,10 @@ pub(super) fn samplings() -> Vec<Sampling> {
     for min_p in [1e-6, 0.05, 0.5, 1.0] {
         all.push(Sampling { min_p: Some(min_p), ..sampled() });
     }
+    for typical_p in [1e-6, 0.2, 0.7, 0.95] {
+        all.push(Sampling { typical_p: Some(typical_p), ..sampled() });
+    }
+    all.push(Sampling { top_k: Some(30), typical_p: Some(0.5), ..sampled() });
     let everything = Sampling { top_k: Some(50), top_p: Some(0.8), min_p: Some(0.02), ..sampled() };
     all.push(Sampling { top_k: Some(3), top_p: Some(0.9), ..sampled() });
     all.push(Sampling { top_k: Some(u32::MAX), top_p: Some(0.9), ..sampled() });

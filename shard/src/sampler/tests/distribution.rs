@@ -76,6 +76,7 @@ fn draws_follow_the_filters() {
     check(Sampling { top_k: Some(6), ..sampled() }, by_seed);
     check(Sampling { top_p: Some(0.7), ..sampled() }, by_position);
     check(Sampling { min_p: Some(0.1), ..sampled() }, by_seed);
+    check(Sampling { typical_p: Some(0.6), ..sampled() }, by_seed);
     check(Sampling { top_k: Some(12), top_p: Some(0.8), min_p: Some(0.05), ..sampled() }, by_seed);
     check(Sampling { logit_bias: vec![(0, 3.0)], ..sampled() }, by_seed);
 }

@@ -79,6 +79,21 @@ pub(super) fn kept(case: &Case) -> Vec<(u32, f32, f64)> {
     if let Some(min_p) = sampling.min_p {
         kept.retain(|token| token.2 >= f64::from(min_p) * likeliest * (1.0 - 1e-9));
     }
+    if let Some(p) = sampling.typical_p {
+        kept.retain(|token| token.2 > 0.0);
+        let total: f64 = kept.iter().map(|token| token.2).sum();
+        let mean = kept.iter().map(|token| token.2 * f64::from(token.1)).sum::<f64>() / total;
+        let oddness = |distance: f32| (distance - mean as f32).abs();
+        let mut by_oddness: Vec<(f32, f64)> = kept.iter().map(|t| (oddness(t.1), t.2)).collect();
+        by_oddness.sort_by(|a, b| a.0.total_cmp(&b.0));
+        let mut sum = 0.0;
+        let limit = by_oddness.iter().find(|token| {
+            sum += token.1;
+            sum >= f64::from(p) * total
+        });
+        let limit = limit.map_or(f32::INFINITY, |token| token.0);
+        kept.retain(|token| oddness(token.1) <= limit);
+    }
     kept
 }
 
