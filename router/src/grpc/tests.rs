@@ -67,7 +67,7 @@ async fn what_http_refuses_is_refused() {
     use proto::parameters::Constraint;
     let message = "json_schema: not valid JSON: EOF while parsing an object at line 1 column 1";
     check(constrained(Constraint::JsonSchema("{".into())), invalid(message)).await;
-    let message = "json_schema: a schema is an object, not a number";
+    let message = "json_schema: a schema is an object, not a number or null";
     check(constrained(Constraint::JsonSchema("3".into())), invalid(message)).await;
     let none = proto::Choices::default();
     check(constrained(Constraint::Choices(none)), invalid("choices: no text matches it")).await;
