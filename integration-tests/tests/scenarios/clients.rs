@@ -4,6 +4,7 @@
 use std::{
     path::{Path, PathBuf},
     process::Command,
+    sync::{Mutex, PoisonError},
 };
 
 use anyhow::{Context, Result, bail};
@@ -24,6 +25,9 @@ pub(crate) fn run(command: &mut Command) -> Result<String> {
 
 /// A Python with the client packages, made beside the build once for each list of packages.
 pub(crate) fn python() -> Result<PathBuf> {
+    /// Two tests that find none would install into one folder.
+    static INSTALLING: Mutex<()> = Mutex::new(());
+    let _alone = INSTALLING.lock().unwrap_or_else(PoisonError::into_inner);
     let folder = binary("trireme").parent().expect("a folder").join("client-python");
     let python = folder.join("bin/python");
     let marker = folder.join("packages.ok");
