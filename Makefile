@@ -27,6 +27,7 @@ test: build
 lint:
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --release --workspace --all-targets -- -D warnings
+	TRIREME_CUDA_ARCHITECTURES=none $(CARGO) clippy --release --workspace --all-targets --features trireme-shard/cuda -- -D warnings
 	@if $(CARGO) deny --version >/dev/null 2>&1; then $(CARGO) deny check licenses bans sources; \
 	else echo "cargo-deny is not installed: licences and sources were not checked"; fi
 

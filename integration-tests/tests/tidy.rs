@@ -33,7 +33,7 @@ const MAY_DEPEND_ON: &[(&str, &[&str])] = &[
         ],
     ),
     ("shard/kernels", &[]),
-    ("shard/collectives", &[]),
+    ("shard/collectives", &["trireme-kernels"]),
     (
         "shard",
         &[

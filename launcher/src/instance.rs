@@ -15,6 +15,7 @@ use crate::{
     child_log::ChildLog,
     cli,
     config::{EngineConfig, Front, LoadFormat, LogFormat},
+    gpus,
     model_store::{ModelName, ModelStore},
     preflight,
     run_folder::RunFolder,
@@ -97,6 +98,7 @@ impl Instance {
             run_folder: folder.path(),
             binaries: &binaries,
             cores: thread::available_parallelism().unwrap_or(NonZeroUsize::MIN),
+            gpus: gpus::visible(),
         })?;
         let sockets = |router: bool| {
             let of_kind = processes.iter().filter(move |p| (p.role == Role::Router) == router);

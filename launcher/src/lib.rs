@@ -9,6 +9,7 @@ pub mod child_log;
 pub mod cli;
 pub mod config;
 pub mod exit_code;
+pub mod gpus;
 pub mod instance;
 pub mod model_store;
 pub mod preflight;

@@ -63,6 +63,8 @@ pub struct ProcessSpec {
     pub role: Role,
     pub program: PathBuf,
     pub args: Vec<OsString>,
+    /// Variables that it starts with, unless the user set them.
+    pub variables: Vec<(&'static str, String)>,
     /// Where it answers its RPCs; removed before each start.
     pub socket: PathBuf,
 }
@@ -81,6 +83,8 @@ pub struct Deployment<'a> {
     pub binaries: &'a Binaries,
     /// Cores of this machine.
     pub cores: NonZeroUsize,
+    /// GPUs that the shards see.
+    pub gpus: usize,
 }
 
 /// Refuses what cannot work, before any process is started.
@@ -135,6 +139,7 @@ pub fn plan(deployment: Deployment<'_>) -> Result<Vec<ProcessSpec>, TopologyErro
             role: Role::Shard { rank },
             program: deployment.binaries.shard.clone(),
             args: shard_args(&deployment, rank, socket),
+            variables: shard_variables(&deployment, rank),
             socket: socket.clone(),
         })
         .collect();
@@ -143,6 +148,7 @@ pub fn plan(deployment: Deployment<'_>) -> Result<Vec<ProcessSpec>, TopologyErro
         role: Role::Router,
         program: deployment.binaries.router.clone(),
         args: router_args(&deployment, &sockets, &control),
+        variables: Vec::new(),
         socket: control,
     });
     Ok(processes)
@@ -201,6 +207,17 @@ fn shard_args(deployment: &Deployment<'_>, rank: usize, socket: &Path) -> Vec<Os
     flags.put("--log-format", "json");
     flags.put_some("--otlp-endpoint", engine.otlp_endpoint.as_ref());
     flags.0
+}
+
+/// NCCL takes ranks that share a GPU for one, unless they say that they are on different hosts; such
+/// ranks reach each other through the loopback network.
+fn shard_variables(deployment: &Deployment<'_>, rank: usize) -> Vec<(&'static str, String)> {
+    let Deployment { engine, instance, gpus, .. } = deployment;
+    let ranks = engine.split.tp * engine.split.pp;
+    if engine.device.is_cpu() || ranks <= (*gpus).max(1) {
+        return Vec::new();
+    }
+    vec![("NCCL_HOSTID", format!("{instance}-{rank}")), ("NCCL_SOCKET_IFNAME", "lo".into())]
 }
 
 fn router_args(deployment: &Deployment<'_>, shards: &[PathBuf], control: &Path) -> Vec<OsString> {

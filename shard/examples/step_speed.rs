@@ -43,7 +43,7 @@ fn main() -> anyhow::Result<()> {
     println!("load          {:8.2} s", start.elapsed().as_secs_f64());
     println!("weights       {:8.1} MiB", runner.weight_bytes() as f64 / f64::from(1 << 20));
     let world = local::worlds(1, 1).pop().context("a world of one rank")?;
-    runner.device.join(world);
+    runner.device.join(world).expect("join");
     let start = Instant::now();
     runner.warmup(&WarmupPlan {
         max_batch_tokens: PREFILL_TOKENS,

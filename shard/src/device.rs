@@ -175,7 +175,7 @@ pub trait Device: Sized + 'static {
         experts: &Experts<Self>,
         buffers: &mut ExpertBuffers<Self>,
         out: &mut Self::Buffer,
-    );
+    ) -> Result<(), CollectiveError>;
     /// `out = activation(x · gateᵀ) * (x · upᵀ)`; `w`: gate rows, then up rows, each `gate_up.1`, whose
     /// first part is scratch.
     fn gated_linear(
@@ -213,7 +213,7 @@ pub trait Device: Sized + 'static {
     /// Ends every wait of the world's groups, from any thread.
     fn abort_handle(world: &Self::World) -> AbortHandle;
     /// Enters the groups of an epoch.
-    fn join(&mut self, world: Self::World);
+    fn join(&mut self, world: Self::World) -> Result<(), CollectiveError>;
     /// Leaves them. Operations on groups fail until the next [`Device::join`].
     fn leave(&mut self);
     /// The longest any later single wait for another rank may take.

@@ -58,6 +58,8 @@ pub struct Configure {
     pub epoch: u64,
     /// Name of the shared-memory object; not used by a single rank.
     pub shared_memory: String,
+    /// Of the groups that GPUs join; none: they exchange through shared memory.
+    pub nccl_unique_ids: Vec<Vec<u8>>,
     pub step_deadline: Duration,
 }
 
@@ -238,12 +240,12 @@ impl<D: Device> Engine<D> {
         let lost = |error: CollectiveError| EngineError::Lost(error.to_string());
         let world = (self.join)(configure, &self.runner.place, JOIN_DEADLINE).map_err(lost)?;
         let abort = D::abort_handle(&world);
-        self.runner.device.join(world);
-        self.runner.device.set_deadline(configure.step_deadline).map_err(lost)?;
         self.status.change(|phase| {
             phase.step_deadline = configure.step_deadline;
             phase.abort = Some(abort);
         });
+        self.runner.device.join(world).map_err(lost)?;
+        self.runner.device.set_deadline(configure.step_deadline).map_err(lost)?;
         let Runner { device, place, model, .. } = &mut self.runner;
         let latency_us =
             self_test::run(device, place, model.hidden_size).map_err(|error| match error {

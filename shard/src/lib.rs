@@ -15,6 +15,7 @@ pub mod engine;
 pub mod grammar;
 pub mod layer_weights;
 pub mod layers;
+pub mod meeting_point;
 pub mod memory;
 pub mod models;
 pub mod prompt_scores;

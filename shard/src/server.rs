@@ -15,28 +15,35 @@ use tokio_stream::wrappers::UnixListenerStream;
 use tonic::transport::Server;
 use tonic_health::{ServingStatus, server::HealthReporter};
 use tracing::{info, warn};
-use trireme_checkpoint::{Checkpoint, CheckpointError, DType, ModelConfig};
+#[cfg(feature = "cuda")]
+use trireme_checkpoint::Split;
+use trireme_checkpoint::{Checkpoint, CheckpointError, DType};
+#[cfg(feature = "cuda")]
+use trireme_collectives::nccl::Seat;
 use trireme_collectives::{CollectiveError, World, local, shared_memory};
 #[cfg(feature = "cuda")]
 use trireme_kernels::{Storage, cuda};
 use trireme_process::{StopSignals, remove_socket};
 use trireme_proto::shard::v1::{ShardState, shard_server::ShardServer};
 
-#[cfg(feature = "cuda")]
-use crate::device::cuda::{Cuda, CudaStore};
 use crate::{
     config::{Backend, Config, LoadFormat},
     device::{
         Device,
         cpu::{Cpu, block_type},
     },
-    engine::{Command, Configure, Engine, EngineError, Handle},
+    engine::{Command, Configure, Engine, EngineError, Handle, Join},
     grammar::Grammars,
     models::Model,
     runner::{Loaded, Runner},
     service::Service,
     status::Status,
     weights::{Place, Weights, total_bytes},
+};
+#[cfg(feature = "cuda")]
+use crate::{
+    device::cuda::{Cuda, CudaStore, GpuWorld},
+    meeting_point,
 };
 
 /// Prompts of 128k tokens with their block tables are far below this.
@@ -160,11 +167,6 @@ pub enum LoadError {
     )]
     Room { needed: u64, free: u64 },
     #[cfg(feature = "cuda")]
-    #[error(
-        "this model is a mixture of experts, which --device cuda cannot compute: use --device cpu"
-    )]
-    Experts,
-    #[cfg(feature = "cuda")]
     #[error(transparent)]
     Cuda(#[from] trireme_kernels::cuda::CudaError),
 }
@@ -178,17 +180,20 @@ fn run_engine(
     loaded: oneshot::Sender<Result<(), LoadError>>,
 ) {
     match config.backend {
-        Backend::Cpu => drive(load(config, status), status, grammars, commands, loaded),
+        Backend::Cpu => {
+            drive(load(config, status), Box::new(join), status, grammars, commands, loaded);
+        }
         #[cfg(feature = "cuda")]
         Backend::Cuda { memory_fraction } => {
             let runner = load_cuda(config, status, memory_fraction);
-            drive(runner, status, grammars, commands, loaded);
+            drive(runner, Box::new(join_gpus), status, grammars, commands, loaded);
         }
     }
 }
 
-fn drive<D: Device<World = World>>(
+fn drive<D: Device>(
     runner: Result<Runner<D>, LoadError>,
+    join: Join<D>,
     status: &Arc<Status>,
     grammars: Arc<Grammars>,
     commands: &Receiver<Command>,
@@ -197,7 +202,7 @@ fn drive<D: Device<World = World>>(
     match runner {
         Ok(mut runner) => {
             runner.share_grammars(grammars);
-            let engine = Engine::new(runner, Box::new(join), status.clone());
+            let engine = Engine::new(runner, join, status.clone());
             drop(loaded.send(Ok(())));
             engine.run(commands);
         }
@@ -211,7 +216,7 @@ fn drive<D: Device<World = World>>(
 /// Reads this rank's weights onto the CPU.
 pub fn load(config: &Config, status: &Status) -> Result<Runner<Cpu>, LoadError> {
     let device = || Ok(Cpu::new(config.threads, config.kv_storage));
-    load_on(config, status, &config.weights, |_, _| Ok(()), device)
+    load_on(config, status, &config.weights, |_| Ok(()), device)
 }
 
 /// Reads this rank's weights onto its GPU: ranks take those of the host in turn.
@@ -229,11 +234,7 @@ pub fn load_cuda(
         Storage::Bf16 => cuda::Element::Bf16,
     };
     let free = context.memory()?.0 as u64;
-    let room = |model: &ModelConfig, needed| match model.experts {
-        Some(_) => Err(LoadError::Experts),
-        None if needed > free => Err(LoadError::Room { needed, free }),
-        None => Ok(()),
-    };
+    let room = |needed| if needed > free { Err(LoadError::Room { needed, free }) } else { Ok(()) };
     let store = CudaStore { context, element };
     let device = || Ok(Cuda::new(&store, memory_fraction, config.threads)?);
     load_on(config, status, &store, room, device)
@@ -243,7 +244,7 @@ fn load_on<D: Device>(
     config: &Config,
     status: &Status,
     store: &D::Store,
-    room: impl FnOnce(&ModelConfig, u64) -> Result<(), LoadError>,
+    room: impl FnOnce(u64) -> Result<(), LoadError>,
     device: impl FnOnce() -> Result<D, LoadError>,
 ) -> Result<Runner<D>, LoadError> {
     let checkpoint = match config.load_format {
@@ -255,7 +256,7 @@ fn load_on<D: Device>(
     let place = Place::new(&model, config.identity.split, config.identity.rank);
     let weight_size = D::weight_size(store);
     let total = total_bytes(&model, &place.slice, weight_size);
-    room(&model, total)?;
+    room(total)?;
     status.bytes_total.store(total, Ordering::Relaxed);
     status.change(|phase| {
         phase.model = Some(model.clone());
@@ -310,6 +311,20 @@ fn join(
         });
     }
     shared_memory::join(&configure.shared_memory, tp, pp, place.rank, deadline)
+}
+
+/// The same with what the GPUs of several ranks meet by.
+#[cfg(feature = "cuda")]
+fn join_gpus(
+    configure: &Configure,
+    place: &Place,
+    deadline: Duration,
+) -> Result<GpuWorld, CollectiveError> {
+    let mismatch = |detail| CollectiveError::Mismatch { operation: "join", detail };
+    let ids = meeting_point::parse(&configure.nccl_unique_ids).map_err(mismatch)?;
+    let Split { tp, pp } = place.split;
+    let seat = Seat { tp, pp, rank: place.rank };
+    Ok(GpuWorld { hosts: join(configure, place, deadline)?, seat, ids })
 }
 
 /// The listening socket and its file.

@@ -8,12 +8,13 @@ use std::{
 use tonic::{Request, Response, Status as GrpcStatus, metadata::MetadataMap};
 use tracing::{Span, info_span};
 use tracing_opentelemetry::OpenTelemetrySpanExt;
-use trireme_proto::shard::v1::{self as proto, configure_request::Collective, shard_server::Shard};
+use trireme_proto::shard::v1::{self as proto, shard_server::Shard};
 
 use crate::{
     config::Identity,
     engine::{Command, Configure, EngineError, Handle, StepCommand},
     grammar::{self, Grammars},
+    meeting_point,
     prompt_scores::PromptScores,
     runner::{MemoryPlan, StepOutcome, StepToken, Timings, WarmupPlan},
     sampler,
@@ -97,19 +98,27 @@ impl Shard for Service {
         }))
     }
 
+    async fn meeting_point(
+        &self,
+        _: Request<proto::MeetingPointRequest>,
+    ) -> Result<Response<proto::MeetingPointReply>, GrpcStatus> {
+        let identity = self.identity.clone();
+        // Loads a library and opens a socket.
+        let point = tokio::task::spawn_blocking(move || meeting_point::make(&identity));
+        let point = point.await.map_err(|error| GrpcStatus::internal(error.to_string()))?;
+        let (nccl_unique_ids, problem) = match point {
+            Ok(ids) => (ids, String::new()),
+            Err(problem) => (Vec::new(), problem),
+        };
+        Ok(Response::new(proto::MeetingPointReply { nccl_unique_ids, problem }))
+    }
+
     async fn configure(
         &self,
         request: Request<proto::ConfigureRequest>,
     ) -> Result<Response<proto::ConfigureReply>, GrpcStatus> {
         let request = request.into_inner();
-        let shared_memory = match request.collective {
-            Some(Collective::SharedMemory(name)) => name,
-            Some(Collective::NcclUniqueId(_)) => {
-                let problem = "collective: nccl_unique_id, but this shard runs on the CPU";
-                return Err(GrpcStatus::invalid_argument(problem));
-            }
-            None => String::new(),
-        };
+        let proto::ConfigureRequest { shared_memory, nccl_unique_ids, .. } = &request;
         if shared_memory.is_empty() && self.identity.ranks() > 1 {
             return Err(GrpcStatus::invalid_argument("shared_memory: required for several ranks"));
         }
@@ -121,7 +130,12 @@ impl Shard for Service {
         let vocabulary = request.vocabulary.as_ref().map(grammar::vocabulary).transpose();
         self.grammars.set_vocabulary(vocabulary.map_err(GrpcStatus::invalid_argument)?);
         let step_deadline = Duration::from_millis(request.step_deadline_ms.into());
-        let configure = Configure { epoch: request.epoch, shared_memory, step_deadline };
+        let configure = Configure {
+            epoch: request.epoch,
+            shared_memory: shared_memory.clone(),
+            nccl_unique_ids: nccl_unique_ids.clone(),
+            step_deadline,
+        };
         let all_reduce_us = self.engine.configure(configure).await.map_err(grpc_status)?;
         Ok(Response::new(proto::ConfigureReply { all_reduce_us }))
     }

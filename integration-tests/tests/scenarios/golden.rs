@@ -42,7 +42,7 @@ fn body(ids: &[u32], new_tokens: usize) -> Value {
 }
 
 /// All prompts at once: one batch of unequal lengths, joined and left at different times.
-async fn check_together(
+pub async fn check_together(
     client: &Client,
     name: &str,
     expected: &Expected,

@@ -7,6 +7,7 @@ mod bad_input;
 mod checkpoints;
 mod clients;
 mod golden;
+mod gpu;
 mod keys;
 mod lifecycle;
 mod scoring;

@@ -15,7 +15,7 @@ const STEP_DEADLINE: Duration = Duration::from_secs(3);
 
 /// What the server does at the moment of the blow.
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum Phase {
+pub enum Phase {
     Idle,
     Prefill,
     Decode,
@@ -69,7 +69,7 @@ async fn wait_for_ready(server: &Server, status: u16, limit: Duration) -> Result
     }
 }
 
-async fn check(server: &Server, rank: usize, signal: Signal, phase: Phase) -> Result<()> {
+pub async fn check(server: &Server, rank: usize, signal: Signal, phase: Phase) -> Result<()> {
     let name = format!("{signal:?} of rank {rank} in {phase:?}");
     let client = server.client();
     let router = server.router().pid;

@@ -69,6 +69,11 @@ impl Child {
         if spec.role != Role::Router {
             command.env_remove(api_key::VARIABLE);
         }
+        for (variable, value) in &spec.variables {
+            if std::env::var_os(variable).is_none() {
+                command.env(variable, value);
+            }
+        }
         if let Some(filter) = nursery.log_filter {
             command.env(trireme_telemetry::LOG_VARIABLE, filter);
         }

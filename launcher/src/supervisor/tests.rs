@@ -134,7 +134,7 @@ impl Scene {
             tokio::spawn(serve_socket(socket.clone(), receiver));
             let script = format!("cd {}; {script}", folder.path().display());
             let args = ["-c", &script, &name].map(Into::into).to_vec();
-            ProcessSpec { role, program: "/bin/sh".into(), args, socket }
+            ProcessSpec { role, program: "/bin/sh".into(), args, variables: Vec::new(), socket }
         };
         let processes: Vec<_> = scripts.iter().enumerate().map(spec).collect();
         let page = Page::default();
@@ -320,6 +320,7 @@ fn a_restarted_router_keeps_its_ports() {
             role: Role::Router,
             program: "r".into(),
             args: args.split(' ').map(Into::into).collect(),
+            variables: Vec::new(),
             socket: "s".into(),
         };
         let info = InfoReply {

@@ -29,6 +29,7 @@ fn planned(flags: &str, cores: usize, run_folder: &str) -> Result<Vec<String>, T
         run_folder: Path::new(run_folder),
         binaries: &binaries,
         cores: NonZeroUsize::new(cores).unwrap(),
+        gpus: 1,
     })?;
     let line = |process: ProcessSpec| {
         let words = process.args.iter().map(|word| word.to_str().unwrap());
@@ -114,6 +115,32 @@ fn flags_reach_the_process_they_concern() {
 }
 
 #[test]
+fn ranks_that_share_a_gpu_are_told_apart() {
+    let check = |flags: &str, gpus: usize, expected: &[&str]| {
+        let (engine, front) = config(flags);
+        let processes = plan(Deployment {
+            model: Path::new("/m"),
+            engine: &engine,
+            front: &front,
+            instance: "i",
+            run_folder: Path::new("/r"),
+            binaries: &Binaries { shard: "/s".into(), router: "/r".into() },
+            cores: NonZeroUsize::MIN,
+            gpus,
+        });
+        let variables = processes.unwrap().into_iter().flat_map(|process| process.variables);
+        let found: Vec<_> = variables.map(|(name, value)| format!("{name}={value}")).collect();
+        assert_eq!(found, expected, "{flags} on {gpus}");
+    };
+    let lo = "NCCL_SOCKET_IFNAME=lo";
+    check("--device cuda --tp 2", 1, &["NCCL_HOSTID=i-0", lo, "NCCL_HOSTID=i-1", lo]);
+    check("--device cuda --pp 2", 0, &["NCCL_HOSTID=i-0", lo, "NCCL_HOSTID=i-1", lo]);
+    check("--device cuda --tp 2", 2, &[]);
+    check("--device cuda", 0, &[]);
+    check("--tp 2", 0, &[]);
+}
+
+#[test]
 fn a_private_instance_has_no_ports() {
     let (engine, _) = config("");
     let binaries = Binaries { shard: "/s".into(), router: "/r".into() };
@@ -125,6 +152,7 @@ fn a_private_instance_has_no_ports() {
         run_folder: Path::new("/r"),
         binaries: &binaries,
         cores: NonZeroUsize::MIN,
+        gpus: 0,
     })
     .unwrap();
     let words: Vec<_> = processes[1].args.iter().map(|word| word.to_str().unwrap()).collect();

@@ -7,7 +7,7 @@ use std::{
 
 use futures::future::{join_all, try_join_all};
 use tokio::sync::mpsc;
-use trireme_proto::shard::v1::{self as proto, ShardState, configure_request::Collective};
+use trireme_proto::shard::v1::{self as proto, ShardState};
 
 use super::{
     GroupError, GroupInfo, GroupSettings, ShardGroup,
@@ -17,6 +17,7 @@ use super::{
 
 const INFO_LIMIT: Duration = Duration::from_secs(5);
 const RESET_LIMIT: Duration = Duration::from_secs(10);
+const MEETING_LIMIT: Duration = Duration::from_secs(20);
 const LOADING_POLL: Duration = Duration::from_millis(100);
 const BACKOFF_FIRST: Duration = Duration::from_millis(50);
 const BACKOFF_MOST: Duration = Duration::from_secs(2);
@@ -65,7 +66,8 @@ async fn start(
     // Before the first call that can fail, so that a death in it is seen.
     let watches = try_join_all(ranks.iter().map(Connection::watch)).await?;
     progress("joining the ranks".to_owned());
-    try_join_all(ranks.iter().map(|rank| configure(rank, settings, *epoch))).await?;
+    let ids = nccl_unique_ids(&ranks[0]).await?;
+    try_join_all(ranks.iter().map(|rank| configure(rank, settings, *epoch, &ids))).await?;
     progress("warming up".to_owned());
     let (num_blocks, max_model_len) = warm_up(&ranks, settings, *epoch, &shape).await?;
 
@@ -181,10 +183,23 @@ fn agree(
     }
 }
 
+/// What GPUs of several ranks find each other by; none: they exchange through the host.
+async fn nccl_unique_ids(first: &Connection) -> Result<Vec<Vec<u8>>, GroupError> {
+    let mut client = first.client.clone();
+    let call = client.meeting_point(proto::MeetingPointRequest {});
+    let reply = first.call("MeetingPoint", MEETING_LIMIT, call).await?;
+    if !reply.problem.is_empty() {
+        let problem = reply.problem;
+        tracing::warn!(problem, "GPUs exchange tensors through the host, which is slow");
+    }
+    Ok(reply.nccl_unique_ids)
+}
+
 async fn configure(
     rank: &Connection,
     settings: &GroupSettings,
     epoch: u64,
+    nccl_unique_ids: &[Vec<u8>],
 ) -> Result<(), GroupError> {
     // Grammars are the last stage's.
     let is_last_stage = rank.rank as u32 / settings.tp + 1 == settings.pp;
@@ -192,10 +207,8 @@ async fn configure(
     let vocabulary = vocabulary.map(|vocabulary| wire::vocabulary(vocabulary));
     let request = proto::ConfigureRequest {
         epoch,
-        collective: Some(Collective::SharedMemory(format!(
-            "/trireme-{}-{epoch}",
-            settings.instance
-        ))),
+        shared_memory: format!("/trireme-{}-{epoch}", settings.instance),
+        nccl_unique_ids: nccl_unique_ids.to_vec(),
         step_deadline_ms: settings.step_deadline.as_millis() as u32,
         vocabulary,
     };

@@ -311,6 +311,13 @@ impl shard_server::Shard for Service {
         Ok(Response::new(proto::ConfigureReply::default()))
     }
 
+    async fn meeting_point(
+        &self,
+        _: Request<proto::MeetingPointRequest>,
+    ) -> Result<Response<proto::MeetingPointReply>, Status> {
+        Ok(Response::new(proto::MeetingPointReply::default()))
+    }
+
     async fn compile_grammar(
         &self,
         _: Request<proto::CompileGrammarRequest>,

@@ -12,6 +12,7 @@
 //! - `event.rs`: how a rank waits for another (spin, then futex; deadline; abort).
 //! - `round.rs`, `reduce.rs`: all members exchange and sum. `mailbox.rs`: one rank sends to another.
 //! - `group.rs`: a [`Collective`] made of these.
+//! - `nccl.rs` (feature `nccl`): groups of GPUs, beside a world that carries what the host exchanges.
 
 #![deny(unsafe_code)]
 
@@ -21,6 +22,8 @@ mod group;
 mod layout;
 pub mod local;
 mod mailbox;
+#[cfg(feature = "nccl")]
+pub mod nccl;
 mod reduce;
 mod region;
 mod round;
@@ -40,14 +43,17 @@ pub enum CollectiveError {
     Aborted { operation: &'static str, rank: usize, size: usize },
     #[error("{operation}: {detail}")]
     Mismatch { operation: &'static str, detail: String },
+    #[error("{operation} on rank {rank} of {size}, through NCCL: {detail}")]
+    Nccl { operation: &'static str, rank: usize, size: usize, detail: String },
+    #[error("no NCCL: {reason}; install NCCL 2.18 or newer, or name its folder in LD_LIBRARY_PATH")]
+    NoNccl { reason: String },
     #[error("shared memory {name}: {source}")]
     SharedMemory { name: String, source: std::io::Error },
 }
 
 /// One rank's membership of one group.
 ///
-/// `F` is what layers reduce and stages exchange (host floats for the CPU backends; a device buffer
-/// for NCCL), `B` is what the sampler exchanges (host bytes; a device buffer for NCCL).
+/// `F` is what layers reduce and stages exchange, `B` what the sampler exchanges.
 pub trait Collective<F: ?Sized = [f32], B: ?Sized = [u8]>: Send {
     /// This member's number in the group, `0 .. size`.
     fn rank(&self) -> usize;
@@ -90,11 +96,11 @@ impl World {
         let stage = layout.tensor[rank / layout.tensor[0].size];
         let group =
             |layout, rank| Box::new(group::Group::new(Arc::clone(region), layout, rank, ranks));
-        let aborted = Arc::clone(region);
+        let (aborts, looks) = (Arc::clone(region), Arc::clone(region));
         Self {
             tensor: group(stage, rank % stage.size),
             global: group(layout.global, rank),
-            abort: AbortHandle::new(move || aborted.abort()),
+            abort: AbortHandle::new(move || aborts.abort(), move || looks.is_aborted()),
         }
     }
 }
@@ -103,14 +109,22 @@ impl World {
 #[derive(Clone)]
 pub struct AbortHandle {
     abort: Arc<dyn Fn() + Send + Sync>,
+    is_aborted: Arc<dyn Fn() -> bool + Send + Sync>,
 }
 
 impl AbortHandle {
-    pub fn new(abort: impl Fn() + Send + Sync + 'static) -> Self {
-        Self { abort: Arc::new(abort) }
+    pub fn new(
+        abort: impl Fn() + Send + Sync + 'static,
+        is_aborted: impl Fn() -> bool + Send + Sync + 'static,
+    ) -> Self {
+        Self { abort: Arc::new(abort), is_aborted: Arc::new(is_aborted) }
     }
     pub fn abort(&self) {
         (self.abort)();
+    }
+    /// Whether this rank or a peer has ended them.
+    pub fn is_aborted(&self) -> bool {
+        (self.is_aborted)()
     }
 }
 

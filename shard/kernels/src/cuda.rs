@@ -4,7 +4,7 @@
 //! and runs in order, so that no two kernels race. A failed launch is an error that no later call
 //! mends: the process has lost its GPU.
 //!
-//! The CUDA driver, cuBLASLt and NCCL are loaded when first used: the same program starts on a host
+//! The CUDA driver and cuBLASLt are loaded when first used: the same program starts on a host
 //! without them and says so.
 //!
 //! # Layouts
@@ -18,6 +18,7 @@ mod blas;
 mod context;
 mod error;
 mod event;
+mod experts;
 mod graph;
 mod memory;
 mod operations;
@@ -30,6 +31,8 @@ mod tensor;
 pub use attention::Scoring;
 pub use context::{Context, gpu_count};
 pub use error::CudaError;
+pub use event::Event;
+pub use experts::WeightedRows;
 pub use graph::Graph;
 pub use samples::{Choice, Chosen, SampleBuffers};
 pub use step_inputs::{NO_SLOT, SequenceInput, StepInputs, TokenInput};

@@ -83,6 +83,11 @@ impl Routing {
         &self.rows[self.starts[expert]..self.starts[expert + 1]]
     }
 
+    /// What its answers count, beside [`Routing::rows_of`].
+    pub fn weights_of(&self, expert: usize) -> &[f32] {
+        &self.weights[self.starts[expert]..self.starts[expert + 1]]
+    }
+
     /// Copies the expert's rows of `x` one after the other; both have rows of `width`.
     ///
     /// # Panics
@@ -98,8 +103,7 @@ impl Routing {
     /// # Panics
     /// If a row is not in `out`.
     pub fn scatter(&self, expert: usize, answers: &[f32], width: usize, out: &mut [f32]) {
-        let weights = &self.weights[self.starts[expert]..self.starts[expert + 1]];
-        let rows = self.rows_of(expert).iter().zip(weights);
+        let rows = self.rows_of(expert).iter().zip(self.weights_of(expert));
         for (answer, (&row, weight)) in answers.chunks_exact(width).zip(rows) {
             for (out, answer) in out[row * width..][..width].iter_mut().zip(answer) {
                 *out += weight * answer;

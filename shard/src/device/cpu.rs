@@ -242,9 +242,9 @@ impl Device for Cpu {
         experts: &Experts<Self>,
         buffers: &mut ExpertBuffers<Self>,
         out: &mut Buffer,
-    ) {
+    ) -> Result<(), CollectiveError> {
         let (team, routing) = (&self.team, &mut self.routing);
-        let ExpertBuffers { logits, input, gate_up, inner, output } = buffers;
+        let ExpertBuffers { logits, input, gate_up, inner, output, .. } = buffers;
         let count = experts.gate_up.len();
         routing.choose(logits.first(rows), count, experts.per_token, experts.renormalise);
         let hidden = x.width;
@@ -265,6 +265,7 @@ impl Device for Cpu {
             kernels::matmul(team, inner, rows, down, None, output);
             routing.scatter(expert, output, hidden, out);
         }
+        Ok(())
     }
     fn rotate_and_append(
         &mut self,
@@ -294,8 +295,9 @@ impl Device for Cpu {
     fn abort_handle(world: &World) -> AbortHandle {
         world.abort.clone()
     }
-    fn join(&mut self, world: World) {
+    fn join(&mut self, world: World) -> Result<(), CollectiveError> {
         self.world = Some(world);
+        Ok(())
     }
     fn leave(&mut self) {
         self.world = None;

@@ -1,16 +1,13 @@
-//! The CUDA device: one GPU of one rank, steps recorded by batch size, host collectives.
+//! The CUDA device: one GPU of one rank, steps recorded by batch size.
 
+mod experts;
+mod ranks;
 mod recording;
 
-use std::{
-    collections::HashMap,
-    ops::Range,
-    sync::Arc,
-    time::{Duration, Instant},
-};
+use std::{collections::HashMap, ops::Range, sync::Arc, time::Duration};
 
 use trireme_checkpoint::DType;
-use trireme_collectives::{AbortHandle, CollectiveError, World};
+use trireme_collectives::{AbortHandle, CollectiveError, World, nccl::GpuGroups};
 use trireme_kernels::{
     Activation, HeadLayout, KvPages, Team,
     cuda::{
@@ -19,6 +16,8 @@ use trireme_kernels::{
     },
 };
 
+use self::experts::Expertise;
+pub use self::ranks::GpuWorld;
 use super::{AttentionRule, Device, Samples, Scores};
 use crate::{
     batch::Batch,
@@ -65,6 +64,9 @@ pub struct Cuda {
     /// While a step of some rows is recorded for more rows: both numbers.
     padded: Option<(usize, usize)>,
     world: Option<World>,
+    /// Beside the world of several ranks, where there is NCCL.
+    groups: Option<GpuGroups>,
+    expertise: Expertise,
     collective_time: Duration,
 }
 
@@ -81,6 +83,8 @@ impl Cuda {
             ready: None,
             padded: None,
             world: None,
+            groups: None,
+            expertise: Expertise::default(),
             collective_time: Duration::ZERO,
         })
     }
@@ -98,26 +102,6 @@ impl Cuda {
     fn parts(&mut self) -> (&mut Stream, &StepInputs) {
         let ready = self.ready.as_ref().unwrap_or_else(|| panic!("a step before the warm-up"));
         (&mut self.stream, &ready.inputs)
-    }
-
-    /// Runs one group operation and counts its time.
-    fn with_world<T>(
-        &mut self,
-        operation: impl FnOnce(&mut World, &Stream, &Team) -> Result<T, CollectiveError>,
-    ) -> Result<T, CollectiveError> {
-        let start = Instant::now();
-        let world = self.world.as_mut().ok_or(CollectiveError::Mismatch {
-            operation: "collective",
-            detail: "this rank has joined no group".into(),
-        })?;
-        let result = operation(world, &self.stream, &self.team);
-        self.collective_time += start.elapsed();
-        result
-    }
-
-    /// Ranks that sum and sample together.
-    fn tensor_ranks(&self) -> usize {
-        self.world.as_ref().map_or(1, |world| world.tensor.size())
     }
 
     /// Chooses on the GPU, and on the host where a row asks for more than the GPU's kernel does.
@@ -157,7 +141,7 @@ impl Device for Cuda {
     type Buffer = Tensor;
     type Rotary = Rotary;
     type Pages = Pages;
-    type World = World;
+    type World = GpuWorld;
     type Rows<'a> = ();
 
     const SPARSE_BUFFERS: bool = false;
@@ -241,7 +225,7 @@ impl Device for Cuda {
         Pages::bytes_per_block(kv_heads, head_dim, self.element)
     }
     /// The step's inputs are on the GPU already: see [`Device::run_step`].
-    fn rows<'a>(&mut self, _batch: &'a Batch) {}
+    fn rows(&mut self, _batch: &Batch) {}
 
     fn run_step(
         &mut self,
@@ -249,9 +233,10 @@ impl Device for Cuda {
         work: &mut dyn FnMut(&mut Self) -> Result<(), CollectiveError>,
     ) -> Result<(), CollectiveError> {
         let size = self.recorded_size(batch);
-        let ready = self.ready.as_mut().unwrap_or_else(|| panic!("a step before the warm-up"));
         // What is copied from must not change while the step before may still copy from it.
         done(self.stream.synchronize());
+        self.check_groups()?;
+        let ready = self.ready.as_mut().unwrap_or_else(|| panic!("a step before the warm-up"));
         ready.inputs.fill(batch.sequences(), batch.tokens(), batch.sampled_rows());
         if let Some(size) = size {
             ready.inputs.pad(size);
@@ -262,7 +247,7 @@ impl Device for Cuda {
             Some(size) => match ready.graphs.get(&size) {
                 Some(graph) => {
                     done(self.stream.replay(graph));
-                    Ok(())
+                    self.watch_queued()
                 }
                 None => self.record(batch.rows(), size, work),
             },
@@ -351,13 +336,13 @@ impl Device for Cuda {
     }
     fn mixture(
         &mut self,
-        _x: &Tensor,
-        _rows: usize,
-        _experts: &Experts<Self>,
-        _buffers: &mut ExpertBuffers<Self>,
-        _out: &mut Tensor,
-    ) {
-        panic!("a mixture of experts on a GPU: refused when a model is loaded");
+        x: &Tensor,
+        rows: usize,
+        experts: &Experts<Self>,
+        buffers: &mut ExpertBuffers<Self>,
+        out: &mut Tensor,
+    ) -> Result<(), CollectiveError> {
+        self.mix(x, rows, experts, buffers, out)
     }
     fn rotate_and_append(
         &mut self,
@@ -387,48 +372,26 @@ impl Device for Cuda {
         done(stream.paged_attention(qkv, layout, scoring, inputs, rows, pages, out));
     }
 
-    fn abort_handle(world: &World) -> AbortHandle {
-        world.abort.clone()
+    fn abort_handle(world: &GpuWorld) -> AbortHandle {
+        world.hosts.abort.clone()
     }
-    fn join(&mut self, world: World) {
-        done(self.stream.bind());
-        self.world = Some(world);
+    fn join(&mut self, world: GpuWorld) -> Result<(), CollectiveError> {
+        self.enter(world)
     }
     fn leave(&mut self) {
-        self.world = None;
-        self.ready = None;
+        self.depart();
     }
     fn set_deadline(&mut self, deadline: Duration) -> Result<(), CollectiveError> {
-        self.with_world(|world, _, _| {
-            world.tensor.set_deadline(deadline);
-            world.global.set_deadline(deadline);
-            Ok(())
-        })
+        self.limit_waits(deadline)
     }
     fn all_reduce(&mut self, x: &mut Tensor, rows: usize) -> Result<(), CollectiveError> {
-        if self.tensor_ranks() == 1 {
-            return Ok(());
-        }
-        self.with_world(|world, stream, _| {
-            let mut values = done(stream.read_rows(x, 0..rows));
-            world.tensor.all_reduce_sum(&mut values)?;
-            done(stream.write(x, &values));
-            Ok(())
-        })
+        self.sum(x, rows)
     }
     fn send(&mut self, to: usize, x: &Tensor, rows: usize) -> Result<(), CollectiveError> {
-        self.with_world(|world, stream, _| {
-            let values = done(stream.read_rows(x, 0..rows));
-            world.global.send(to, &values)
-        })
+        self.pass_on(to, x, rows)
     }
     fn recv(&mut self, from: usize, x: &mut Tensor, rows: usize) -> Result<(), CollectiveError> {
-        self.with_world(|world, stream, _| {
-            let mut values = vec![0.0; rows * x.width()];
-            world.global.recv(from, &mut values)?;
-            done(stream.write(x, &values));
-            Ok(())
-        })
+        self.take_over(from, x, rows)
     }
     fn send_tokens(&mut self, to: usize, tokens: &[u32]) -> Result<(), CollectiveError> {
         let bytes = bytemuck::cast_slice(tokens);
@@ -444,13 +407,16 @@ impl Device for Cuda {
         logits: &mut Tensor,
         vocab: Range<u32>,
     ) -> Result<Samples, CollectiveError> {
-        if self.tensor_ranks() == 1 {
-            return self.sample_alone(rows, logits, &vocab);
-        }
-        self.with_world(|world, stream, team| {
-            let mut values = done(stream.read_rows(logits, 0..rows.len()));
-            sampler::sample(rows, &mut values, vocab, &mut *world.tensor, team)
-        })
+        let samples = if self.tensor_ranks() == 1 {
+            self.sample_alone(rows, logits, &vocab)
+        } else {
+            self.with_world(|world, stream, team| {
+                let mut values = done(stream.read_rows(logits, 0..rows.len()));
+                sampler::sample(rows, &mut values, vocab, &mut *world.tensor, team)
+            })
+        };
+        self.check_groups()?;
+        samples
     }
     fn score(
         &mut self,
@@ -462,6 +428,7 @@ impl Device for Cuda {
             let values = done(stream.read_rows(logits, 0..rows.len()));
             sampler::score(rows, &values, vocab, &mut *world.tensor, team)
         })
+        .and_then(|scores| self.check_groups().map(|()| scores))
     }
     fn take_collective_time(&mut self) -> Duration {
         std::mem::take(&mut self.collective_time)

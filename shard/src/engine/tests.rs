@@ -59,7 +59,7 @@ fn single(epochs: usize) -> (Handle, thread::JoinHandle<()>) {
 
 fn configure(epoch: u64) -> Configure {
     let step_deadline = Duration::from_secs(5);
-    Configure { epoch, shared_memory: String::new(), step_deadline }
+    Configure { epoch, shared_memory: String::new(), nccl_unique_ids: Vec::new(), step_deadline }
 }
 
 /// Queues a step; the answer is awaited apart, as calls in flight are.

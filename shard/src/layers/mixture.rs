@@ -46,6 +46,8 @@ pub struct ExpertBuffers<D: Device> {
     pub gate_up: D::Buffer,
     pub inner: D::Buffer,
     pub output: D::Buffer,
+    /// Of all experts, on devices that do not add up in their result.
+    pub sum: D::Buffer,
 }
 
 impl<D: Device> Mixture<D> {
@@ -82,15 +84,15 @@ impl<D: Device> Mixture<D> {
     ) -> Result<(), CollectiveError> {
         let Workspace { normed, delta, experts, .. } = work;
         self.router.forward(device, normed, rows, &mut experts.logits);
-        device.mixture(normed, rows, &self.experts, experts, delta);
+        device.mixture(normed, rows, &self.experts, experts, delta)?;
         device.all_reduce(delta, rows)
     }
 }
 
 /// Widths of [`ExpertBuffers`], in the order of its fields; all 0 without experts.
-fn widths(config: Option<&ExpertConfig>, hidden: usize, slice: &RankSlice) -> [usize; 5] {
+fn widths(config: Option<&ExpertConfig>, hidden: usize, slice: &RankSlice) -> [usize; 6] {
     let width = slice.expert_mlp.len();
-    config.map_or([0; 5], |config| [config.count, hidden, 2 * width, width, hidden])
+    config.map_or([0; 6], |config| [config.count, hidden, 2 * width, width, hidden, hidden])
 }
 
 impl<D: Device> ExpertBuffers<D> {
@@ -101,9 +103,15 @@ impl<D: Device> ExpertBuffers<D> {
         hidden: usize,
         slice: &RankSlice,
     ) -> Self {
-        let [logits, input, gate_up, inner, output] =
-            widths(config, hidden, slice).map(|width| device.buffer(rows, width));
-        Self { logits, input, gate_up, inner, output }
+        let [logits, input, gate_up, inner, output, sum] = widths(config, hidden, slice);
+        Self {
+            logits: device.buffer(rows, logits),
+            input: device.activations(rows, input),
+            gate_up: device.activations(rows, gate_up),
+            inner: device.activations(rows, inner),
+            output: device.buffer(rows, output),
+            sum: device.buffer(rows, sum),
+        }
     }
 
     /// Values of one row.

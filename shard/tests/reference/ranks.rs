@@ -112,7 +112,7 @@ pub fn on_ranks<T: Send>(model: &Model, script: impl Fn(&mut Runner<Cpu>) -> T +
             .map(|(rank, world)| {
                 scope.spawn(move || {
                     let mut runner = model.runner(rank);
-                    runner.device.join(world);
+                    runner.device.join(world).expect("join");
                     let plan = WarmupPlan {
                         max_batch_tokens: 512,
                         max_sequences: MAX_SEQUENCES,

@@ -14,6 +14,8 @@ use super::{
 };
 
 const WORKSPACE_BYTES: usize = 32 << 20;
+/// More than the second-level cache of any GPU: written between measured runs.
+pub(super) const FLUSH_BYTES: usize = 128 << 20;
 /// cuBLASLt's proposals that are tried.
 const ALGORITHMS: usize = 8;
 /// Plans kept; rows of prefill steps differ from step to step.
@@ -36,6 +38,11 @@ pub(super) struct Plan {
     pub(super) algorithms: Vec<lt::cublasLtMatmulAlgo_t>,
 }
 
+// SAFETY: descriptions, which do not change once they are made.
+unsafe impl Send for Plan {}
+// SAFETY: as above.
+unsafe impl Sync for Plan {}
+
 impl Drop for Plan {
     fn drop(&mut self) {
         // SAFETY: made by `Blas::plan`, destroyed once.
@@ -54,7 +61,8 @@ pub(super) struct Blas {
     plans: HashMap<Key, Arc<Plan>>,
     pub(super) products: HashMap<Key, Product>,
     pub(super) gated: HashMap<Key, Gated>,
-    pub(super) flush: Option<Memory>,
+    /// Taken at the start: a step allocates nothing.
+    pub(super) flush: Memory,
 }
 
 // SAFETY: descriptors and handle are used by one thread at a time, through `&mut Stream`.
@@ -84,7 +92,7 @@ impl Blas {
             plans: HashMap::new(),
             products: HashMap::new(),
             gated: HashMap::new(),
-            flush: None,
+            flush: Memory::new(context, FLUSH_BYTES, "measuring")?,
         })
     }
 

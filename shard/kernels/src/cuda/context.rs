@@ -14,7 +14,7 @@ use super::error::{CudaError, check};
 const DRIVER_VERSION_MIN: i32 = 12_040;
 
 /// The kernels of `cuda/*.cu`, by file.
-const MODULES: [(&[u8], &[&str]); 7] = [
+const MODULES: [(&[u8], &[&str]); 8] = [
     (include_bytes!(concat!(env!("OUT_DIR"), "/rows.fatbin")), &ROWS),
     (include_bytes!(concat!(env!("OUT_DIR"), "/linear.fatbin")), &LINEAR),
     (include_bytes!(concat!(env!("OUT_DIR"), "/attention_decode.fatbin")), &DECODE),
@@ -22,6 +22,10 @@ const MODULES: [(&[u8], &[&str]); 7] = [
     (include_bytes!(concat!(env!("OUT_DIR"), "/attention_prefill_hopper.fatbin")), &PREFILL_HOPPER),
     (include_bytes!(concat!(env!("OUT_DIR"), "/attention_plain.fatbin")), &PLAIN),
     (include_bytes!(concat!(env!("OUT_DIR"), "/sampling.fatbin")), &["choose"]),
+    (
+        include_bytes!(concat!(env!("OUT_DIR"), "/experts.fatbin")),
+        &["add_weighted", "round_f32", "round_bf16"],
+    ),
 ];
 const ROWS: [&str; 19] = [
     "embed_f32",

@@ -1,28 +1,53 @@
-//! Moments on a stream, for measuring.
+//! Moments on a stream: for measuring, and for looking how far it is.
 
-use std::ptr;
+use std::{ptr, sync::Arc};
 
-use cudarc::driver::sys;
+use cudarc::driver::sys::{self, CUresult};
 
 use super::{
+    context::Context,
     error::{CudaError, check},
     stream::Stream,
 };
 
 /// A moment on a stream.
-pub(super) struct Event(sys::CUevent);
+pub struct Event {
+    raw: sys::CUevent,
+    context: Arc<Context>,
+}
+
+// SAFETY: events may be recorded and asked from any thread that makes their context current.
+unsafe impl Send for Event {}
+// SAFETY: as above; the driver orders calls on one event.
+unsafe impl Sync for Event {}
 
 impl Event {
-    pub(super) fn new() -> Result<Self, CudaError> {
+    /// # Errors
+    /// What the driver reports.
+    pub fn new(stream: &Stream) -> Result<Self, CudaError> {
+        stream.context.bind()?;
         let mut raw = ptr::null_mut();
-        // SAFETY: a plain output; the thread's context is that of its stream.
+        // SAFETY: a plain output; the context is current.
         unsafe { check("cuEventCreate", sys::cuEventCreate(&mut raw, 0))? };
-        Ok(Self(raw))
+        Ok(Self { raw, context: stream.context.clone() })
     }
 
-    pub(super) fn record(&self, stream: &Stream) -> Result<(), CudaError> {
+    /// From here on the event is behind all that the stream holds now.
+    ///
+    /// # Errors
+    /// What the driver reports.
+    pub fn record(&self, stream: &Stream) -> Result<(), CudaError> {
         // SAFETY: both are live and of one context.
-        unsafe { check("cuEventRecord", sys::cuEventRecord(self.0, stream.raw)) }
+        unsafe { check("cuEventRecord", sys::cuEventRecord(self.raw, stream.raw)) }
+    }
+
+    /// Whether the stream has passed it; a stream that failed has.
+    pub fn is_over(&self) -> bool {
+        if self.context.bind().is_err() {
+            return true;
+        }
+        // SAFETY: a live event.
+        unsafe { sys::cuEventQuery(self.raw) != CUresult::CUDA_ERROR_NOT_READY }
     }
 
     /// Milliseconds since `start`, once this has come.
@@ -30,8 +55,8 @@ impl Event {
         let mut ms = 0.0;
         // SAFETY: both were recorded.
         unsafe {
-            check("cuEventSynchronize", sys::cuEventSynchronize(self.0))?;
-            check("cuEventElapsedTime", sys::cuEventElapsedTime_v2(&mut ms, start.0, self.0))?;
+            check("cuEventSynchronize", sys::cuEventSynchronize(self.raw))?;
+            check("cuEventElapsedTime", sys::cuEventElapsedTime_v2(&mut ms, start.raw, self.raw))?;
         }
         Ok(ms)
     }
@@ -39,7 +64,9 @@ impl Event {
 
 impl Drop for Event {
     fn drop(&mut self) {
-        // SAFETY: ours, destroyed once.
-        let _ = unsafe { sys::cuEventDestroy_v2(self.0) };
+        if self.context.bind().is_ok() {
+            // SAFETY: ours, destroyed once.
+            let _ = unsafe { sys::cuEventDestroy_v2(self.raw) };
+        }
     }
 }

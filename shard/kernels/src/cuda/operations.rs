@@ -13,7 +13,7 @@ use crate::{Activation, HeadLayout};
 /// Heads that one block of the rotation takes.
 const ROTATED_HEADS: usize = 8;
 
-fn require(
+pub(super) fn require(
     what: &'static str,
     holds: bool,
     detail: impl FnOnce() -> String,
@@ -22,13 +22,13 @@ fn require(
 }
 
 /// One block a row.
-fn per_row(rows: usize, width: usize) -> Shape {
+pub(super) fn per_row(rows: usize, width: usize) -> Shape {
     let threads = (width / 4).next_power_of_two().clamp(64, 512);
     Shape { grid: (rows, 1, 1), threads, shared_bytes: 0 }
 }
 
 /// One thread a value.
-fn per_value(count: usize) -> Shape {
+pub(super) fn per_value(count: usize) -> Shape {
     Shape { grid: (count.div_ceil(256), 1, 1), threads: 256, shared_bytes: 0 }
 }
 

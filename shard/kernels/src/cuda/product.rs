@@ -4,10 +4,9 @@
 use cudarc::driver::sys;
 
 use super::{
-    blas::Key,
+    blas::{FLUSH_BYTES, Key},
     error::{CudaError, check},
     event::Event,
-    memory::Memory,
     stream::{Parameter, Shape, Stream},
     tensor::{Element, Matrix, Tensor, Vector},
 };
@@ -16,8 +15,6 @@ use crate::Activation;
 /// Products of at most so many rows are measured before their first use.
 const MEASURED_ROWS: usize = 512;
 const MEASURED_RUNS: usize = 5;
-/// More than the second-level cache of any GPU: written between measured runs.
-const FLUSH_BYTES: usize = 128 << 20;
 const WARPS: usize = 8;
 
 /// A kernel of `cuda/linear.cu`: tiles of 16 outputs and of 8 rows, and the depth of its queue.
@@ -292,19 +289,15 @@ impl Stream {
         &mut self,
         work: &mut dyn FnMut(&mut Self) -> Result<(), CudaError>,
     ) -> Result<f32, CudaError> {
-        if self.blas.flush.is_none() {
-            self.blas.flush = Some(Memory::new(&self.context, FLUSH_BYTES, "measuring")?);
-        }
         work(self)?;
         let mut times = [0.0; MEASURED_RUNS];
-        let (start, end) = (Event::new()?, Event::new()?);
+        let (start, end) = (Event::new(self)?, Event::new(self)?);
         for time in &mut times {
-            if let Some(flush) = &self.blas.flush {
-                // SAFETY: an allocation of this length.
-                unsafe {
-                    let code = sys::cuMemsetD8Async(flush.address(), 1, FLUSH_BYTES, self.raw);
-                    check("cuMemsetD8Async", code)?;
-                }
+            // SAFETY: an allocation of this length.
+            unsafe {
+                let flush = self.blas.flush.address();
+                let code = sys::cuMemsetD8Async(flush, 1, FLUSH_BYTES, self.raw);
+                check("cuMemsetD8Async", code)?;
             }
             start.record(self)?;
             work(self)?;
@@ -313,11 +306,6 @@ impl Stream {
         }
         times.sort_by(f32::total_cmp);
         Ok(times[MEASURED_RUNS / 2])
-    }
-
-    /// Gives back what measuring took.
-    pub fn end_measuring(&mut self) {
-        self.blas.flush = None;
     }
 }
 

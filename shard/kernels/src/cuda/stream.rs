@@ -64,6 +64,16 @@ impl Stream {
         &self.context
     }
 
+    /// The driver's `CUstream`, for libraries that queue work of their own.
+    pub fn handle(&self) -> *mut c_void {
+        self.raw.cast()
+    }
+
+    /// Whether work is recorded and not done.
+    pub fn is_recording(&self) -> bool {
+        self.recording
+    }
+
     /// Makes this stream's GPU the calling thread's: once before a thread's first call.
     ///
     /// # Errors

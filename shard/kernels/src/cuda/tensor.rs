@@ -146,6 +146,14 @@ impl Tensor {
         self.element
     }
 
+    /// Where its rows lie on the GPU, of which it must have `rows`.
+    ///
+    /// # Errors
+    /// If it has fewer.
+    pub fn address(&self, what: &'static str, rows: usize) -> Result<u64, CudaError> {
+        self.require(what, rows)
+    }
+
     pub(super) fn require(&self, what: &'static str, rows: usize) -> Result<u64, CudaError> {
         if rows <= self.rows {
             return Ok(self.memory.address());

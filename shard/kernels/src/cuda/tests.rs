@@ -3,7 +3,10 @@
 
 use half::bf16;
 
-use super::{product::SKINNY, *};
+use super::{
+    product::{SKINNY, Skinny},
+    *,
+};
 use crate::{Activation, HeadLayout, KvPages, SequenceRows};
 
 /// What bf16 results may differ by, of the largest value: rounding of the result, and of weights in
@@ -77,45 +80,61 @@ fn silu(x: f64) -> f64 {
     x / (1.0 + (-x).exp())
 }
 
+fn check_product(
+    gpu: &mut Gpu,
+    (rows, outputs, inputs): (usize, usize, usize),
+    element: Element,
+    out: Element,
+) {
+    let what = format!("{rows} rows, {outputs}x{inputs} {element:?} to {out:?}");
+    let (x, w) = (gpu.values(rows * inputs), gpu.values(outputs * inputs));
+    let bias = gpu.values(outputs);
+    let mut expected = product(&x, &w, inputs);
+    for row in expected.chunks_exact_mut(outputs) {
+        row.iter_mut().zip(&bias).for_each(|(value, bias)| *value += f64::from(*bias));
+    }
+    let (x, w) = (gpu.tensor(&x, inputs, element), gpu.matrix(&w, inputs, element));
+    let bias = Vector::new(gpu.stream.context(), &bias).expect("room");
+    let mut y = gpu.poisoned(rows, outputs, out);
+    gpu.stream.linear(&x, rows, &w, Some(&bias), &mut y).expect(&what);
+    let tolerance = if out == Element::F32 { F32 } else { BF16 };
+    near(&gpu.read(&y), &expected, tolerance, &what);
+    if element == Element::F32 {
+        return;
+    }
+    let fits = |s: &Skinny| inputs.is_multiple_of(64) && rows <= 8 * s.columns;
+    for skinny in SKINNY.into_iter().filter(fits) {
+        let mut y = gpu.poisoned(rows, outputs, out);
+        gpu.stream.linear_by(skinny, &x, rows, &w, Some(&bias), &mut y).expect(&what);
+        near(&gpu.read(&y), &expected, tolerance, &format!("{what}, {skinny:?}"));
+    }
+}
+
+fn check_products(shapes: &[(usize, usize, usize)]) {
+    let mut gpu = Gpu::open();
+    for &shape in shapes {
+        check_product(&mut gpu, shape, Element::F32, Element::F32);
+        check_product(&mut gpu, shape, Element::Bf16, Element::F32);
+        check_product(&mut gpu, shape, Element::Bf16, Element::Bf16);
+    }
+}
+
 #[test]
 fn products() {
-    let mut gpu = Gpu::open();
-    let mut check = |rows: usize, outputs: usize, inputs: usize, element: Element, out: Element| {
-        let what = format!("{rows} rows, {outputs}x{inputs} {element:?} to {out:?}");
-        let (x, w) = (gpu.values(rows * inputs), gpu.values(outputs * inputs));
-        let bias = gpu.values(outputs);
-        let mut expected = product(&x, &w, inputs);
-        for row in expected.chunks_exact_mut(outputs) {
-            row.iter_mut().zip(&bias).for_each(|(value, bias)| *value += f64::from(*bias));
-        }
-        let (x, w) = (gpu.tensor(&x, inputs, element), gpu.matrix(&w, inputs, element));
-        let bias = Vector::new(gpu.stream.context(), &bias).expect("room");
-        let mut y = gpu.poisoned(rows, outputs, out);
-        gpu.stream.linear(&x, rows, &w, Some(&bias), &mut y).expect(&what);
-        let tolerance = if out == Element::F32 { F32 } else { BF16 };
-        near(&gpu.read(&y), &expected, tolerance, &what);
-        if element == Element::F32 {
-            return;
-        }
-        for skinny in SKINNY.into_iter().filter(|s| inputs % 64 == 0 && rows <= 8 * s.columns) {
-            let mut y = gpu.poisoned(rows, outputs, out);
-            gpu.stream.linear_by(skinny, &x, rows, &w, Some(&bias), &mut y).expect(&what);
-            near(&gpu.read(&y), &expected, tolerance, &format!("{what}, {skinny:?}"));
-        }
-    };
-    for (rows, outputs, inputs) in [
+    check_products(&[
         (1, 16, 64),
         (3, 40, 128),
         (8, 100, 576),
         (13, 33, 1536),
         (32, 130, 704),
         (70, 96, 24),
-        (1, 4096, 4096),
-    ] {
-        check(rows, outputs, inputs, Element::F32, Element::F32);
-        check(rows, outputs, inputs, Element::Bf16, Element::F32);
-        check(rows, outputs, inputs, Element::Bf16, Element::Bf16);
-    }
+    ]);
+}
+
+/// Of the size that models have: too slow under racecheck.
+#[test]
+fn a_large_product() {
+    check_products(&[(1, 4096, 4096)]);
 }
 
 #[test]
@@ -394,4 +413,41 @@ fn choices() {
         let best = of_row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
         assert!((best - of_row[chosen.token as usize - 100]) * 0.5 <= 0.01, "{chosen:?}");
     }
+}
+
+#[test]
+fn rows_of_experts() {
+    let mut gpu = Gpu::open();
+    let mut check = |element: Element, tolerance: f64| {
+        let (rows, width) = (5, 37);
+        let (listed, weights) = ([4, 0, 3, 3], [0.5, 2.0, -1.0, 0.25]);
+        let mut list = WeightedRows::new(gpu.stream.context(), 4).expect("room");
+        list.fill(&listed, &weights).expect("copy");
+        let (x, answers) = (gpu.values(rows * width), gpu.values(listed.len() * width));
+        let tensor = gpu.tensor(&x, width, element);
+        let mut taken = gpu.poisoned(2, width, element);
+        gpu.stream.take_rows(&tensor, &list, 1..3, &mut taken).expect("take");
+        let expected: Vec<f64> =
+            x[..width].iter().chain(&x[3 * width..4 * width]).map(|&v| f64::from(v)).collect();
+        near(&gpu.read(&taken), &expected, tolerance, "taken rows");
+        let mut sum = gpu.poisoned(rows, width, Element::F32);
+        gpu.stream.clear(&mut sum, rows).expect("clear");
+        let mut expected = vec![0.0; rows * width];
+        for range in [0..3, 3..4] {
+            let part = &answers[range.start * width..range.end * width];
+            let part = gpu.tensor(part, width, Element::F32);
+            gpu.stream.add_weighted(&part, &list, range, &mut sum).expect("add");
+        }
+        for (index, (&row, &weight)) in listed.iter().zip(&weights).enumerate() {
+            for column in 0..width {
+                let answer = f64::from(answers[index * width + column]);
+                expected[row as usize * width + column] += f64::from(weight) * answer;
+            }
+        }
+        let mut out = gpu.poisoned(rows, width, element);
+        gpu.stream.round(&sum, rows, &mut out).expect("round");
+        near(&gpu.read(&out), &expected, tolerance, "weighted sums");
+    };
+    check(Element::F32, F32);
+    check(Element::Bf16, BF16);
 }

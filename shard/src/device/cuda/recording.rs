@@ -31,10 +31,9 @@ impl Cuda {
     /// The size that a decode step is recorded for, where it is one that can be.
     pub(super) fn recorded_size(&self, batch: &Batch) -> Option<usize> {
         let rows = batch.rows();
-        let alone = self.world.as_ref().is_none_or(|world| world.global.size() == 1);
         let decodes = batch.entries().iter().all(|e| e.positions.len() == 1 && e.sample)
             && batch.sampled_rows().len() == rows;
-        if !alone || !decodes || rows == 0 || rows > RECORDED_SEQUENCES {
+        if !self.records() || !decodes || rows == 0 || rows > RECORDED_SEQUENCES {
             return None;
         }
         Some(recorded_size(rows).min(self.ready().max_sequences))
@@ -50,15 +49,18 @@ impl Cuda {
         self.padded = Some((rows, size));
         // Kernels are measured and chosen here; the recording has to find them chosen.
         let run = work(self).and_then(|()| {
+            if !self.records() {
+                return Ok(None);
+            }
             done(self.stream.synchronize());
             done(self.stream.begin_recording());
             let recorded = work(self);
             let graph = self.stream.end_recording();
-            recorded.map(|()| done(graph))
+            recorded.map(|()| Some(done(graph)))
         });
         self.padded = None;
-        if let Some(ready) = &mut self.ready {
-            ready.graphs.insert(size, run?);
+        if let (Some(ready), Some(graph)) = (&mut self.ready, run?) {
+            ready.graphs.insert(size, graph);
         }
         Ok(())
     }

@@ -9,8 +9,8 @@ use anyhow::{Context, bail};
 use futures::future::{BoxFuture, FutureExt, try_join_all};
 use tonic::transport::Channel;
 use trireme_proto::shard::v1::{
-    BlockUpdate, Chunk, ConfigureRequest, DecodeRequest, InfoRequest, PrefillRequest, Sequence,
-    ShardState, StepHeader, StepReply, WarmupRequest, configure_request::Collective,
+    BlockUpdate, Chunk, ConfigureRequest, DecodeRequest, InfoRequest, MeetingPointRequest,
+    PrefillRequest, Sequence, ShardState, StepHeader, StepReply, WarmupRequest,
     shard_client::ShardClient,
 };
 
@@ -107,10 +107,11 @@ impl Group {
         let group =
             Self { ranks: sockets.iter().map(connect).collect(), step_id: 0, drop: Vec::new() };
         try_join_all(group.ranks.iter().map(|rank| loaded(rank.clone(), deadline))).await?;
-        let collective = Collective::SharedMemory(format!("/trireme-{instance}-{EPOCH}"));
+        let meeting = group.ranks[0].clone().meeting_point(MeetingPointRequest {}).await?;
         let request = ConfigureRequest {
             epoch: EPOCH,
-            collective: Some(collective),
+            shared_memory: format!("/trireme-{instance}-{EPOCH}"),
+            nccl_unique_ids: meeting.into_inner().nccl_unique_ids,
             step_deadline_ms: STEP_DEADLINE.as_millis() as u32,
             vocabulary: None,
         };
