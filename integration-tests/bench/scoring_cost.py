@@ -9,31 +9,13 @@ prompt than over the same prompt only prefilled.
 """
 
 import argparse
-import http.client
 import json
-import os
 import random
 import re
 import statistics
 import subprocess
-import tempfile
-import threading
-import time
 
-ROOT = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..")
-
-
-def start(model, flags):
-    binary = os.path.join(os.environ.get("CARGO_TARGET_DIR", os.path.join(ROOT, "target")), "release", "trireme")
-    process = subprocess.Popen(
-        [binary, "serve", model, "--port", "0", "--grpc-port", "0", "--no-prefix-cache", *flags],
-        stdout=subprocess.PIPE, stderr=tempfile.TemporaryFile(), text=True)
-    for line in process.stdout:
-        found = re.search(r"http://127\.0\.0\.1:(\d+)", line)
-        if found:
-            threading.Thread(target=lambda: [None for _ in process.stdout], daemon=True).start()
-            return process, int(found.group(1))
-    raise SystemExit("the server did not start")
+from serving import ask, start
 
 
 def shards(launcher):
@@ -52,18 +34,6 @@ def peak_kib(pid):
         return int(re.search(r"VmHWM:\s+(\d+) kB", status.read()).group(1))
 
 
-def ask(port, body):
-    """Seconds of one request."""
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=600)
-    begin = time.perf_counter()
-    connection.request("POST", "/v1/completions", json.dumps(body), {"content-type": "application/json"})
-    response = connection.getresponse()
-    answer = response.read()
-    if response.status != 200:
-        raise SystemExit(answer.decode())
-    return time.perf_counter() - begin
-
-
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", required=True)
@@ -71,7 +41,7 @@ def main():
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("flags", nargs="*", help="flags of serve, after --")
     args = parser.parse_args()
-    process, port = start(args.model, args.flags)
+    process, port = start(args.model, ["--no-prefix-cache", *args.flags])
     try:
         prompt = [random.randrange(1000, 40000) for _ in range(args.tokens - 1)]
         prefill = {"prompt": prompt, "max_tokens": 1, "temperature": 0}

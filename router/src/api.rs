@@ -6,7 +6,7 @@ use std::{collections::BTreeMap, ops::Range, sync::Arc};
 use futures::{future::BoxFuture, stream::BoxStream};
 use trireme_grammar::Grammar;
 
-use crate::{chat_syntax::ChatSyntax, error::RouterError};
+use crate::{chat_syntax::ChatSyntax, error::RouterError, reasoning::Thought};
 
 /// What transports call. [`crate::front::Front`] is the real one; tests script another.
 pub trait Generator: Send + Sync + 'static {
@@ -167,6 +167,8 @@ pub struct Constraint {
     /// The client's name for it.
     pub field: &'static str,
     pub grammar: Arc<Grammar>,
+    /// What may be thought before it.
+    pub thought: Option<Box<Thought>>,
 }
 
 /// An admitted request: what is known before the first token, and the events to come.

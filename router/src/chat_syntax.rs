@@ -1,9 +1,9 @@
 //! How the served model writes what is not plain text: calls of tools, and thought.
 
-use trireme_grammar::Vocabulary;
+use trireme_grammar::{Marker, Vocabulary};
 
 use crate::{
-    reasoning::{self, Thinking},
+    reasoning::{self, Thinking, Thought},
     tools::ToolSyntax,
 };
 
@@ -53,7 +53,7 @@ pub struct ChatSyntax {
     pub tools: Option<ToolSyntax>,
     /// `None`: it does not think aloud.
     pub thinking: Option<Thinking>,
-    /// Markers of calls that are special tokens, with their ids.
+    /// Markers of calls and thoughts that are special tokens, with their ids.
     markers: Vec<(&'static str, u32)>,
 }
 
@@ -73,11 +73,19 @@ impl ChatSyntax {
             is_tagged.then_some(Thinking::WhereOpened)
         };
         let markers = tools.map_or(&[][..], ToolSyntax::markers).iter();
+        let markers = markers.chain(&[reasoning::OPEN, reasoning::CLOSE]);
         Self {
             tools,
             thinking: parsers.thinking.resolve(thinks),
             markers: markers.filter_map(|marker| Some((*marker, special(marker)?))).collect(),
         }
+    }
+
+    /// What may be thought before an answer under a grammar.
+    pub fn thought(&self) -> Option<Box<Thought>> {
+        let marker = |text| self.marker_id(text).map_or(Marker::Text(text), Marker::Special);
+        let [open, close] = [reasoning::OPEN, reasoning::CLOSE].map(marker);
+        self.thinking.map(|thinking| Box::new(Thought { thinking, open, close }))
     }
 
     /// The id of a marker that is a special token.

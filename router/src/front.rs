@@ -14,6 +14,7 @@ use crate::{
     dispatcher::Dispatcher,
     error::RouterError,
     grammar_check::GrammarChecks,
+    reasoning::Thought,
     shard_group::{BLOCK_TOKENS, GroupInfo},
     tokenizer::{TOKEN_CHARS_LEAST, TextPipeline},
     validation::{self, Limits, ValidRequest},
@@ -88,7 +89,7 @@ impl Front {
         let limits = self.limits(engine.max_model_len, engine.vocab_size);
         let GenerateRequest { request_id, prompt, parameters } = request;
         let add_special_tokens = parameters.add_special_tokens;
-        let valid = tracing::info_span!("validate").in_scope(|| {
+        let mut valid = tracing::info_span!("validate").in_scope(|| {
             if let Prompt::Text(text) = &prompt {
                 validation::check_text(text, parameters.truncate.is_some(), &limits)?;
             }
@@ -99,19 +100,36 @@ impl Front {
         }
         let ids = self.ids_of(prompt, add_special_tokens, valid.truncate.is_some(), &limits);
         let ids = ids.instrument(tracing::info_span!("tokenize")).await?;
+        if let Some(constraint) = &mut valid.constraint {
+            self.let_think(constraint, &ids).await?;
+            self.dispatcher.compile(constraint).await?;
+        }
         let request = validation::fit(request_id, ids, valid, &limits)?;
         self.submit(request).await
     }
 
-    /// The grammar can be used, and the shards have it.
+    /// The grammar can be used.
     async fn check_grammar(&self, constraint: &Constraint) -> Result<(), RouterError> {
         let Some(checks) = &self.settings.grammar_checks else {
             let field = constraint.field;
             let message = format!("{field}: the model has no tokenizer to apply a grammar with");
             return Err(RouterError::Unsupported { field, message });
         };
-        checks.check(constraint).await?;
-        self.dispatcher.compile(constraint).await
+        checks.check(constraint).await
+    }
+
+    /// Where the model thinks before its answers, the grammar begins after the thought.
+    async fn let_think(
+        &self,
+        constraint: &mut Constraint,
+        prompt: &[u32],
+    ) -> Result<(), RouterError> {
+        let Some(thought) = &constraint.thought else { return Ok(()) };
+        let Thought { thinking, open, close } = &**thought;
+        let end = self.decode(thinking.end_of(prompt).to_vec()).await?;
+        let is_open = thinking.is_open_after(&end);
+        constraint.grammar = Arc::new(constraint.grammar.after_thought(is_open, open, close));
+        Ok(())
     }
 
     async fn submit(&self, request: ValidRequest) -> Result<Generation, RouterError> {

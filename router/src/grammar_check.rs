@@ -55,7 +55,7 @@ impl GrammarChecks {
     /// # Errors
     /// `Invalid` with the constraint's field: the grammar is wrong, or takes too much to compile.
     pub async fn check(&self, constraint: &Constraint) -> Result<(), RouterError> {
-        let Constraint { field, grammar } = constraint;
+        let Constraint { field, grammar, .. } = constraint;
         let told = |verdict: Result<(), String>| {
             verdict
                 .map_err(|why| RouterError::Invalid { field, message: format!("{field}: {why}") })

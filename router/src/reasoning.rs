@@ -2,6 +2,8 @@
 
 use std::{fmt, str::FromStr};
 
+use trireme_grammar::Marker;
+
 pub const OPEN: &str = "<think>";
 pub const CLOSE: &str = "</think>";
 
@@ -13,6 +15,28 @@ pub enum Thinking {
     WhereOpened,
     /// From the start of each answer, with or without an opening tag (DeepSeek R1).
     Always,
+}
+
+impl Thinking {
+    /// As much of a prompt's end as [`Self::is_open_after`] has to see.
+    pub fn end_of(self, prompt: &[u32]) -> &[u32] {
+        /// More ids than the tag and the blanks after it take.
+        const TAIL_IDS: usize = 16;
+        &prompt[prompt.len().saturating_sub(TAIL_IDS)..]
+    }
+
+    /// Whether an answer to a prompt with this end begins within a thought.
+    pub fn is_open_after(self, end: &str) -> bool {
+        self == Self::Always || end.trim_end().ends_with(OPEN)
+    }
+}
+
+/// How a model thinks before an answer under a grammar.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Thought {
+    pub thinking: Thinking,
+    pub open: Marker,
+    pub close: Marker,
 }
 
 impl FromStr for Thinking {

@@ -127,6 +127,17 @@ pub trait Device: Sized + 'static {
         w: (&Self::Matrix, Option<&Self::Vector>),
         out: &mut Self::Buffer,
     );
+    /// `out = x · wᵀ` for scores: may keep fewer bits of `x`, sixteen at least, where that is faster. A
+    /// row's result does not depend on the other rows either.
+    fn linear_for_scores(
+        &mut self,
+        x: &Self::Buffer,
+        rows: usize,
+        w: &Self::Matrix,
+        out: &mut Self::Buffer,
+    ) {
+        self.linear(x, rows, (w, None), out);
+    }
     fn rms_norm(
         &mut self,
         x: &Self::Buffer,

@@ -14,7 +14,8 @@ use crate::{
     device::Device,
     layer_weights::LayerWeights,
     layers::{
-        attention::LayerStep, decoder::PreNormLayer, rotary::RotaryTables, workspace::Workspace,
+        attention::LayerStep, decoder::PreNormLayer, embedding::LogitUse, rotary::RotaryTables,
+        workspace::Workspace,
     },
     stage::{Entry, Exit},
     weights::Weights,
@@ -66,9 +67,9 @@ impl<D: Device> Model<D> {
         self.exit.forward(device, batch, work)
     }
 
-    /// Logits of other rows of the batch that [`Model::forward`] has just computed.
-    pub fn logits(&self, device: &mut D, rows: &[usize], work: &mut Workspace<D>) {
-        self.exit.logits(device, rows, work);
+    /// Logits for the scores of other rows of the batch that [`Model::forward`] has just computed.
+    pub fn score_logits(&self, device: &mut D, rows: &[usize], work: &mut Workspace<D>) {
+        self.exit.logits(device, rows, LogitUse::Scores, work);
     }
 }
 

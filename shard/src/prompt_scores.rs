@@ -7,8 +7,8 @@ use crate::{
 };
 
 /// Rows whose logits are held at once. It bounds the memory of scoring, which does not grow with
-/// the prompt: as many rows of the vocabulary as fit here.
-pub const ROWS_AT_ONCE: usize = 64;
+/// the prompt: as many rows of the vocabulary as fit here. Six full tiles of the CPU.
+pub const ROWS_AT_ONCE: usize = 72;
 
 /// Scores of consecutive prompt tokens of one sequence.
 #[derive(Clone, Debug, PartialEq)]

@@ -434,7 +434,7 @@ impl<D: Device> Runner<D> {
         let vocab = vocab.start as u32..vocab.end as u32;
         let mut outcomes = Vec::new();
         for (rows, scores) in targets.passes(ROWS_AT_ONCE) {
-            self.layers.logits(&mut self.device, &rows, &mut ready.work);
+            self.layers.score_logits(&mut self.device, &rows, &mut ready.work);
             outcomes.extend(self.device.score(&scores, &ready.work.logits, vocab.clone())?);
         }
         let (prompts, errors) = targets.join(outcomes);

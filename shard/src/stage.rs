@@ -6,7 +6,7 @@ use crate::{
     batch::Batch,
     device::Device,
     layers::{
-        embedding::{Embedding, Head},
+        embedding::{Embedding, Head, LogitUse},
         norm::RmsNorm,
         workspace::Workspace,
     },
@@ -55,7 +55,7 @@ impl<D: Device> Exit<D> {
             }
             // Only rows that sample go through the head: it is the largest matrix of small models.
             Self::Logits { .. } => {
-                self.logits(device, batch.sampled_rows(), work);
+                self.logits(device, batch.sampled_rows(), LogitUse::Choice, work);
                 Ok(())
             }
         }
@@ -63,7 +63,13 @@ impl<D: Device> Exit<D> {
 
     /// Leaves the logits of `rows` of the batch in `work.logits`, as long as the batch's residual
     /// stream is in `work`. Nothing on stages before the last.
-    pub fn logits(&self, device: &mut D, rows: &[usize], work: &mut Workspace<D>) {
+    pub fn logits(
+        &self,
+        device: &mut D,
+        rows: &[usize],
+        use_of_logits: LogitUse,
+        work: &mut Workspace<D>,
+    ) {
         let Self::Logits { norm, head } = self else { return };
         if rows.is_empty() {
             return;
@@ -72,6 +78,6 @@ impl<D: Device> Exit<D> {
         device.gather(&work.delta, rows, &mut work.sampled_delta);
         let Workspace { sampled_residual, sampled_delta, sampled_normed, .. } = work;
         norm.forward_add(device, sampled_residual, sampled_delta, rows.len(), sampled_normed);
-        head.forward(device, sampled_normed, rows.len(), &mut work.logits);
+        head.forward(device, sampled_normed, rows.len(), use_of_logits, &mut work.logits);
     }
 }

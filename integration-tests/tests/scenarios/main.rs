@@ -8,6 +8,7 @@ mod checkpoints;
 mod clients;
 mod golden;
 mod gpu;
+mod hostile_grammars;
 mod keys;
 mod lifecycle;
 mod scoring;

@@ -5,9 +5,9 @@ use serde_json::{Map, Value, json};
 
 use crate::GrammarError;
 
-/// Between two parts of a JSON answer. Bounded, for a model that begins to write blanks may never
-/// end; wide enough for a deep indentation.
-const WHITESPACE: &str = r"[ \t\r\n]{1,40}";
+/// Between two parts of a JSON answer: a blank, or a new line with its indentation. Bounded, for a model
+/// that begins to write blanks may never end; wide enough for JSON ten deep.
+const WHITESPACE: &str = r" |\n[ \t]{0,20}";
 /// The key under which llguidance reads its options from a schema.
 const OPTIONS: &str = "x-guidance";
 /// The nesting of a schema; serde_json reads 128.
@@ -26,7 +26,7 @@ pub enum Kind {
 /// What may stand between the parts of a JSON answer.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Whitespace<'a> {
-    /// Up to 40 blanks, tabs and ends of lines.
+    /// A blank, or the end of a line and up to 20 blanks or tabs.
     #[default]
     Some,
     /// As a regular expression.

@@ -13,6 +13,7 @@ mod check;
 mod compiler;
 mod grammar;
 mod matcher;
+mod thought;
 mod vocabulary;
 
 pub use cache::Cache;
@@ -20,6 +21,7 @@ pub use check::{CheckFacts, check};
 pub use compiler::Compiler;
 pub use grammar::{Grammar, Kind, Whitespace};
 pub use matcher::{Mask, Matcher};
+pub use thought::Marker;
 pub use vocabulary::Vocabulary;
 
 /// Why a grammar, or an answer under it, cannot go on.

@@ -113,7 +113,7 @@ impl Mask {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{Compiler, Grammar, Vocabulary};
+    use crate::{Compiler, Grammar, Vocabulary, Whitespace};
 
     /// "a" to "e" as ids 40 to 44, the end as 3.
     fn vocabulary() -> Vocabulary {
@@ -151,6 +151,36 @@ mod tests {
         check("ab|c", &[42, 3, 44], &[3]);
         check("a*", &[40], &[3, 40]);
         check("[b-d]{2}", &[43], &[41, 42, 43]);
+    }
+
+    /// `text` goes as far as `taken` bytes under a list of integers.
+    fn check_whitespace(whitespace: Whitespace<'_>, text: &str, taken: usize) {
+        let mut words: Vec<(Vec<u8>, bool)> =
+            (0..=u8::MAX).map(|byte| (vec![byte], false)).collect();
+        words.push((b"<end>".to_vec(), true));
+        let words = words.iter().map(|(bytes, special)| (&bytes[..], *special));
+        let compiler = Compiler::new(&Vocabulary::new(words, &[256])).expect("a vocabulary");
+        let list = serde_json::json!({"type": "array", "items": {"type": "integer"}});
+        let grammar = Grammar::json_schema(&list, whitespace).expect("a schema");
+        let mut matcher = compiler.compile(&grammar).expect("it compiles");
+        let allowed = |byte: &u8| {
+            let token = u32::from(*byte);
+            matcher.mask().is_ok_and(|mask| mask.allows(token)) && matcher.advance(&[token]).is_ok()
+        };
+        assert_eq!(text.bytes().take_while(allowed).count(), taken, "{text:?}");
+    }
+
+    #[test]
+    fn blanks_between_the_parts_of_json_are_bounded() {
+        for text in ["[1,2]", "[1, 2]", "[ 1 , 2 ]", "[\n  1,\n  2\n]", "[\n\t1]"] {
+            check_whitespace(Whitespace::Some, text, text.len());
+        }
+        check_whitespace(Whitespace::Some, "[  1", 2);
+        check_whitespace(Whitespace::Some, "[ \n1", 2);
+        check_whitespace(Whitespace::Some, "[\n\n", 2);
+        check_whitespace(Whitespace::Some, &format!("[\n{}1", " ".repeat(21)), 22);
+        check_whitespace(Whitespace::Pattern("_{2}"), "[__1", 4);
+        check_whitespace(Whitespace::Pattern("_{2}"), "[ ", 1);
     }
 
     #[test]

@@ -133,7 +133,7 @@ fn constraint(given: proto::parameters::Constraint) -> Result<Constraint, Router
         Given::Choices(given) => ("choices", Ok(Grammar::choice(&given.choices))),
     };
     let invalid = |error| RouterError::Invalid { field, message: format!("{field}: {error}") };
-    Ok(Constraint { field, grammar: Arc::new(grammar.map_err(invalid)?) })
+    Ok(Constraint { field, grammar: Arc::new(grammar.map_err(invalid)?), thought: None })
 }
 
 fn json_schema(text: &str) -> Result<Grammar, GrammarError> {

@@ -29,7 +29,7 @@ use super::{
 use crate::{
     api::{Constraint, Conversation, GenerateRequest, Parameters, Prompt},
     chat_syntax::ChatSyntax,
-    reasoning::{self, Thinking},
+    reasoning::Thinking,
     sse,
     stack::RequestId,
     tools::{ToolUse, grammar},
@@ -200,8 +200,9 @@ fn read(fields: &mut Fields, syntax: &ChatSyntax) -> Result<Job, Refusal> {
     if let Some(tools) = &tools {
         constrain(&mut parameters, tools, syntax)?;
     }
-    // Under a grammar there is room for nothing else.
-    let thinking = syntax.thinking.filter(|_| parameters.constraint.is_none());
+    if let Some(constraint) = &mut parameters.constraint {
+        constraint.thought = syntax.thought();
+    }
     let mut conversation = conversation::read(fields, messages)?;
     if tools.is_none() {
         conversation.tools = None;
@@ -210,7 +211,7 @@ fn read(fields: &mut Fields, syntax: &ChatSyntax) -> Result<Job, Refusal> {
         conversation: Arc::new(conversation),
         parameters,
         tools: tools.filter(|_| !is_constrained),
-        thinking,
+        thinking: syntax.thinking,
         n: sampling::choices(fields)?,
         naming: sampling::naming(fields)?,
         stream: fields.flag("stream")?,
@@ -234,7 +235,7 @@ fn constrain(
             format!("{field} beside a tool_choice that has to call: an answer can have one");
         return Err(Refusal::invalid(field, message));
     }
-    let constraint = Constraint { field: "tool_choice", grammar: Arc::new(grammar) };
+    let constraint = Constraint { field: "tool_choice", grammar: Arc::new(grammar), thought: None };
     parameters.constraint = Some(constraint);
     Ok(())
 }
@@ -245,17 +246,9 @@ async fn begins_in_thought(
     prompt: &[u32],
     thinking: Option<Thinking>,
 ) -> Result<Option<bool>, Refusal> {
-    /// More ids than the tag and the blanks after it take.
-    const TAIL_IDS: usize = 16;
-    match thinking {
-        None => Ok(None),
-        Some(Thinking::Always) => Ok(Some(true)),
-        Some(Thinking::WhereOpened) => {
-            let tail = prompt[prompt.len().saturating_sub(TAIL_IDS)..].to_vec();
-            let text = app.generator.decode(tail).await?;
-            Ok(Some(text.trim_end().ends_with(reasoning::OPEN)))
-        }
-    }
+    let Some(thinking) = thinking else { return Ok(None) };
+    let end = app.generator.decode(thinking.end_of(prompt).to_vec()).await?;
+    Ok(Some(thinking.is_open_after(&end)))
 }
 
 fn requests(job: Job, request_id: &RequestId) -> Vec<GenerateRequest> {

@@ -220,7 +220,7 @@ fn constraint(
     grammar: Result<Grammar, GrammarError>,
 ) -> Result<Constraint, Refusal> {
     let refuse = |error| Refusal::invalid(field, format!("{field}: {error}"));
-    Ok(Constraint { field, grammar: Arc::new(grammar.map_err(refuse)?) })
+    Ok(Constraint { field, grammar: Arc::new(grammar.map_err(refuse)?), thought: None })
 }
 
 fn choices(field: &'static str, value: &Value) -> Result<Vec<String>, Refusal> {

@@ -6,6 +6,7 @@
 //! **A row's result does not depend** on the other rows of the batch, on how a prompt was cut into
 //! chunks, or on the number of threads: every output is one chain of fused multiply-adds in a fixed
 //! order, whichever tile computes it. Results differ in the last bits between instruction sets.
+//! [`matmul_split`] keeps the same promise with sixteen bits of the activations.
 //!
 //! # Layouts
 //! * [`Matrix`] `[outputs, inputs]` is kept in panels of 32 outputs, so that one 64-byte line feeds one
@@ -52,11 +53,11 @@ pub use buffer::Buffer;
 pub use experts::Routing;
 pub use exponential::decay;
 pub use kv_pages::KvPages;
-pub use matmul::matmul;
+pub use matmul::{matmul, matmul_split};
 pub use matrix::{Matrix, Storage};
 pub use norm::{add_rms_norm, rms_norm, rms_norm_heads};
 pub use quantised::BlockType;
-pub use reduce::{argmax, max_and_sum_exp};
+pub use reduce::{argmax, count_greater, max_and_sum_exp};
 pub use rotary::{HeadLayout, RotaryTable, rotate_and_append};
 pub use simd::instruction_set;
 pub use team::{Team, share};

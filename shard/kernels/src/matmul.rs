@@ -12,6 +12,9 @@
 
 mod plan;
 mod quantised;
+mod split;
+#[cfg(target_arch = "x86_64")]
+mod split_tile;
 pub(crate) mod tile;
 
 use std::ops::Range;
@@ -24,6 +27,7 @@ use crate::simd::{Isa, Kernel, LANES, Simd};
 use crate::team::{Team, share};
 use plan::Plan;
 use quantised::Quantised;
+pub use split::matmul_split;
 use tile::{Element, Tile, by_height};
 
 /// Fewer packed values than this are packed by the caller alone: a fork would cost more.

@@ -18,6 +18,39 @@ pub fn max_and_sum_exp(row: &[f32]) -> (f32, f32) {
     Isa::best().run(MaxAndSumExp { row, sum: true })
 }
 
+/// How many values of a row are greater than `value`. A NaN is not.
+pub fn count_greater(row: &[f32], value: f32) -> usize {
+    Isa::best().run(CountGreater { row, value })
+}
+
+struct CountGreater<'a> {
+    row: &'a [f32],
+    value: f32,
+}
+
+impl Kernel for CountGreater<'_> {
+    type Output = usize;
+    #[inline(always)]
+    fn run<S: Simd>(self, s: S) -> usize {
+        /// A lane's count stays exact.
+        const PART: usize = LANES << 20;
+        let (value, one, zero) = (s.splat(self.value), s.splat(1.0), s.splat(0.0));
+        let mut count = 0;
+        for part in self.row.chunks(PART) {
+            let (vectors, tail) = part.as_chunks::<LANES>();
+            let mut lanes = zero;
+            for v in vectors {
+                lanes = s.add(lanes, s.select_less(value, s.load(v), one, zero));
+            }
+            let mut counts = [0.0; LANES];
+            s.store(lanes, &mut counts);
+            count += counts.iter().map(|&count| count as usize).sum::<usize>();
+            count += tail.iter().filter(|&&x| x > self.value).count();
+        }
+        count
+    }
+}
+
 struct MaxAndSumExp<'a> {
     row: &'a [f32],
     sum: bool,
@@ -97,6 +130,20 @@ mod tests {
         check(&[3.0; 70]);
         check(&[-1.0, 5.0, 5.0, 2.0]);
         check(&[f32::NEG_INFINITY, -3.0, f32::NEG_INFINITY]);
+    }
+
+    #[test]
+    fn greater_values_are_counted() {
+        for (seed, len) in [0, 1, 15, 16, 17, 1000, 49_152].into_iter().enumerate() {
+            let row = noise(len, seed as u32);
+            for value in [f32::NEG_INFINITY, -3.0, row.first().copied().unwrap_or(0.0), f32::NAN] {
+                let want = row.iter().filter(|&&x| x > value).count();
+                for isa in Isa::all() {
+                    assert_eq!(isa.run(CountGreater { row: &row, value }), want, "{}", isa.name());
+                }
+            }
+        }
+        assert_eq!(count_greater(&[f32::NAN, 1.0, 2.0, f32::INFINITY], 1.0), 2);
     }
 
     #[test]

@@ -185,6 +185,9 @@ impl Device for Cpu {
         let bias = bias.map(Vec::as_slice);
         kernels::matmul(&self.team, x.first(rows), rows, w, bias, out.first_mut(rows));
     }
+    fn linear_for_scores(&mut self, x: &Buffer, rows: usize, w: &Matrix, out: &mut Buffer) {
+        kernels::matmul_split(&self.team, x.first(rows), rows, w, out.first_mut(rows));
+    }
     fn rms_norm(&mut self, x: &Buffer, rows: usize, norm: (&Vec<f32>, f32), out: &mut Buffer) {
         kernels::rms_norm(&self.team, x.first(rows), norm.0, norm.1, out.first_mut(rows));
     }

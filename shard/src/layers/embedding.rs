@@ -39,12 +39,31 @@ pub struct Head<D: Device> {
     multiplier: f32,
 }
 
+/// What logits are for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LogitUse {
+    /// The choice of a token.
+    Choice,
+    /// The scores of a prompt's tokens: many rows, for which the head is a large part of the work.
+    Scores,
+}
+
 impl<D: Device> Head<D> {
     pub fn new(weight: Arc<D::Matrix>, multiplier: f32) -> Self {
         Self { weight, multiplier }
     }
-    pub fn forward(&self, device: &mut D, x: &D::Buffer, rows: usize, logits: &mut D::Buffer) {
-        device.linear(x, rows, (&self.weight, None), logits);
+    pub fn forward(
+        &self,
+        device: &mut D,
+        x: &D::Buffer,
+        rows: usize,
+        use_of_logits: LogitUse,
+        logits: &mut D::Buffer,
+    ) {
+        match use_of_logits {
+            LogitUse::Choice => device.linear(x, rows, (&self.weight, None), logits),
+            LogitUse::Scores => device.linear_for_scores(x, rows, &self.weight, logits),
+        }
         if self.multiplier != 1.0 {
             device.scale(logits, rows, self.multiplier);
         }

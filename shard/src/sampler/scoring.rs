@@ -1,13 +1,12 @@
 //! The raw logprobs of tokens that are given, not chosen: a prompt's own.
 //!
 //! As for a choice, `[rows, vocabulary]` is never gathered. Two gathers: the slices' statistics (as
-//! `peak.rs` takes them, so that a prompt token's logprob is the float that its choice would have
-//! had), then how many tokens of each slice come before the given one.
+//! `peak.rs` takes them), then how many tokens of each slice come before the given one.
 
 use std::ops::Range;
 
 use trireme_collectives::{Collective, CollectiveError};
-use trireme_kernels::{Team, top_n};
+use trireme_kernels::{Team, count_greater, top_n};
 use trireme_proto::shard::v1 as proto;
 
 use super::peak::{Best, Normaliser, best_of, sum_of_weights};
@@ -149,9 +148,12 @@ impl<'a> Slice<'a> {
     fn count(&mut self, given: f32, vocab: &Range<u32>) {
         let lower = self.row.token.clamp(vocab.start, vocab.end) - vocab.start;
         let (lower, higher) = self.logits.split_at(lower as usize);
-        let lower = lower.iter().map(|&logit| u32::from(logit >= given)).sum::<u32>();
-        let higher = higher.iter().map(|&logit| u32::from(logit > given)).sum::<u32>();
-        self.before = lower + higher;
+        let lower = match given {
+            f32::NEG_INFINITY => lower.len(),
+            // What is at least as large is greater than the next smaller float.
+            given => count_greater(lower, given.next_down()),
+        };
+        self.before = (lower + count_greater(higher, given)) as u32;
     }
 
     fn words(top: usize) -> usize {

@@ -117,9 +117,12 @@ async fn calls_and_thoughts_are_told_apart() {
     check(&server, thought, tools.clone(), (None, Some("A call?")), &both[1..]).await;
     let spoken = "<think>Well.</think>Yes.";
     check(&server, spoken, json!({}), (Some("Yes."), Some("Well.")), &[]).await;
-    // A grammar's answer begins at once.
+    // A grammar begins after the thought.
     let format = json!({"response_format": {"type": "json_object"}});
-    check(&server, spoken, format, (Some(spoken), None), &[]).await;
+    check(&server, spoken, format, (Some("Yes."), Some("Well.")), &[]).await;
+    let request = server.fake.take_requests().pop().expect("a request");
+    let thought = request.parameters.constraint.and_then(|constraint| constraint.thought);
+    assert!(thought.is_some(), "the front has to know of it");
 }
 
 #[tokio::test]
