@@ -1,5 +1,7 @@
 //! The command line. Each flag's doc comment is its help; each flag also reads `TRIREME_<FLAG>`.
 
+mod load_shapes;
+
 use std::{
     fmt,
     net::IpAddr,
@@ -10,6 +12,7 @@ use std::{
 
 use clap::{Args, Parser, Subcommand, builder::FalseyValueParser};
 
+pub use self::load_shapes::{LoadShape, MixedShape};
 use crate::{
     config::{Device, Dtype, LoadFormat, LogFormat},
     size::Size,
@@ -85,10 +88,13 @@ pub struct EngineArgs {
     /// Most tokens of one sequence, prompt and answer [default: the model's]
     #[arg(long, env = "TRIREME_MAX_MODEL_LEN", value_name = "N", value_parser = at_least_1::<NonZeroU32>)]
     pub max_model_len: Option<NonZeroU32>,
-    /// Most tokens computed in one step
+    /// Most tokens computed in one step [default: 512; 8192 on a GPU]
     #[arg(long, env = "TRIREME_MAX_BATCH_TOKENS", value_name = "N", value_parser = at_least_1::<NonZeroU32>)]
     pub max_batch_tokens: Option<NonZeroU32>,
-    /// Most sequences running at once
+    /// Most tokens computed in a step that decodes and has prompts [default: 1024]
+    #[arg(long, env = "TRIREME_MAX_MIXED_TOKENS", value_name = "N", value_parser = at_least_1::<NonZeroU32>)]
+    pub max_mixed_tokens: Option<NonZeroU32>,
+    /// Most sequences running at once [default: 64; 256 on a GPU]
     #[arg(long, env = "TRIREME_MAX_SEQUENCES", value_name = "N", value_parser = at_least_1::<NonZeroU32>)]
     pub max_sequences: Option<NonZeroU32>,
     /// Most sequences waiting; one more is refused
@@ -279,6 +285,14 @@ pub struct BenchArgs {
         conflicts_with = "steps"
     )]
     pub load: Option<LoadShape>,
+    /// Mixed load instead of the sweep: so many prompts of so many tokens come while the first --batch decodes, such as 8x8000
+    #[arg(
+        long,
+        env = "TRIREME_MIXED",
+        value_name = "PROMPTSxTOKENS",
+        conflicts_with_all = ["steps", "load"]
+    )]
+    pub mixed: Option<MixedShape>,
     /// Drive the shards directly, without the router, and time single steps
     #[arg(long, env = "TRIREME_STEPS", value_parser = FalseyValueParser::new(), conflicts_with = "connect")]
     pub steps: bool,
@@ -314,30 +328,6 @@ pub struct EvalArgs {
     /// Print figures as JSON
     #[arg(long, env = "TRIREME_JSON", value_parser = FalseyValueParser::new())]
     pub json: bool,
-}
-
-/// `REQUESTSxCONCURRENCY`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct LoadShape {
-    pub requests: NonZeroUsize,
-    pub concurrency: NonZeroUsize,
-}
-
-impl FromStr for LoadShape {
-    type Err = String;
-
-    fn from_str(text: &str) -> Result<Self, String> {
-        let (requests, concurrency) = text
-            .split_once(['x', '×'])
-            .ok_or_else(|| format!("'{text}' is not REQUESTSxCONCURRENCY, such as 100x8"))?;
-        let number = |name: &str, text: &str| {
-            text.parse::<NonZeroUsize>().map_err(|e| format!("{name} '{text}': {e}"))
-        };
-        Ok(Self {
-            requests: number("requests", requests)?,
-            concurrency: number("concurrency", concurrency)?,
-        })
-    }
 }
 
 #[derive(Args, Clone, Debug)]

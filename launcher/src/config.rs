@@ -118,6 +118,7 @@ pub struct EngineConfig {
 pub struct Limits {
     pub max_model_len: Option<NonZeroU32>,
     pub max_batch_tokens: Option<NonZeroU32>,
+    pub max_mixed_tokens: Option<NonZeroU32>,
     pub max_sequences: Option<NonZeroU32>,
     pub max_waiting: Option<NonZeroU32>,
     pub steps_in_flight: Option<NonZeroU32>,
@@ -129,6 +130,9 @@ impl Limits {
     /// The router's own defaults.
     pub const BATCH_TOKENS_DEFAULT: NonZeroU32 = NonZeroU32::new(512).unwrap();
     pub const SEQUENCES_DEFAULT: NonZeroU32 = NonZeroU32::new(64).unwrap();
+    /// A GPU computes thousands of tokens in the time of hundreds on a CPU.
+    const GPU_BATCH_TOKENS_DEFAULT: NonZeroU32 = NonZeroU32::new(8192).unwrap();
+    const GPU_SEQUENCES_DEFAULT: NonZeroU32 = NonZeroU32::new(256).unwrap();
 }
 
 /// How long the supervisor waits for what, and how often it tries again.
@@ -177,6 +181,13 @@ impl Front {
 
 impl EngineConfig {
     pub fn new(args: &EngineArgs, drain_deadline: Duration) -> Self {
+        let (max_batch_tokens, sequences) = match args.device.is_cpu() {
+            true => (args.max_batch_tokens, Limits::SEQUENCES_DEFAULT),
+            false => (
+                args.max_batch_tokens.or(Some(Limits::GPU_BATCH_TOKENS_DEFAULT)),
+                Limits::GPU_SEQUENCES_DEFAULT,
+            ),
+        };
         Self {
             split: Split { tp: args.tp.get(), pp: args.pp.get() },
             load_format: args.load_format,
@@ -189,10 +200,11 @@ impl EngineConfig {
             gpu_memory_fraction: args.gpu_memory_fraction,
             limits: Limits {
                 max_model_len: args.max_model_len,
-                max_batch_tokens: args.max_batch_tokens,
+                max_batch_tokens,
+                max_mixed_tokens: args.max_mixed_tokens,
                 max_sequences: args.max_sequences.or_else(|| {
                     // A step has a token for each sequence that runs.
-                    args.max_batch_tokens.map(|tokens| tokens.min(Limits::SEQUENCES_DEFAULT))
+                    max_batch_tokens.map(|tokens| tokens.min(sequences))
                 }),
                 max_waiting: args.max_waiting,
                 steps_in_flight: args.steps_in_flight,

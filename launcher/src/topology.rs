@@ -245,6 +245,7 @@ fn router_args(deployment: &Deployment<'_>, shards: &[PathBuf], control: &Path) 
     flags.put_some("--served-model-name", front.served_model_name.as_ref());
     flags.put_some("--max-model-len", limits.max_model_len);
     flags.put_some("--max-batch-tokens", limits.max_batch_tokens);
+    flags.put_some("--max-mixed-tokens", limits.max_mixed_tokens);
     flags.put_some("--max-sequences", limits.max_sequences);
     flags.put_some("--max-waiting", limits.max_waiting);
     flags.put_some("--steps-in-flight", limits.steps_in_flight);

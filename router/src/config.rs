@@ -76,6 +76,9 @@ pub struct Args {
     /// Most tokens computed in one step.
     #[arg(long, env = "TRIREME_MAX_BATCH_TOKENS", default_value_t = 512, value_name = "TOKENS")]
     pub max_batch_tokens: u32,
+    /// Most tokens computed in a step that decodes and has prompts; prompts get a quarter at least.
+    #[arg(long, env = "TRIREME_MAX_MIXED_TOKENS", default_value_t = 1024, value_name = "TOKENS")]
+    pub max_mixed_tokens: u32,
     /// Most requests running at once; 64, or --max-batch-tokens when that is less.
     #[arg(long, env = "TRIREME_MAX_SEQUENCES", value_name = "N")]
     pub max_sequences: Option<u32>,
@@ -224,6 +227,7 @@ impl Args {
         );
         let at_least_1 = [
             ("--max-batch-tokens", self.max_batch_tokens as usize),
+            ("--max-mixed-tokens", self.max_mixed_tokens as usize),
             ("--max-sequences", self.max_sequences() as usize),
             ("--max-waiting", self.max_waiting),
             ("--steps-in-flight", self.steps_in_flight.unwrap_or(1)),
@@ -302,6 +306,7 @@ impl Args {
             start_deadline: Duration::from_secs(self.start_deadline_s),
             steps_in_flight: self.steps_in_flight.unwrap_or(self.pp as usize + 1),
             max_batch_tokens: self.max_batch_tokens,
+            max_mixed_tokens: self.max_mixed_tokens,
             max_sequences: self.max_sequences(),
             max_model_len: self.max_model_len,
             checkpoint_fingerprint: 0,
@@ -374,6 +379,7 @@ mod tests {
         assert_eq!(config.group.steps_in_flight, 3);
         assert_eq!(config.group.sockets, [PathBuf::from("/a"), PathBuf::from("/b")]);
         assert_eq!(config.group.max_batch_tokens, 512);
+        assert_eq!(config.group.max_mixed_tokens, 1024);
         assert_eq!(config.group.max_sequences, 64);
         assert!(config.prefix_cache);
         assert_eq!(config.http_address, Some("127.0.0.1:8000".parse().unwrap()));

@@ -4,9 +4,9 @@ use std::{net::SocketAddr, os::unix::fs::PermissionsExt, path::Path, sync::Arc, 
 
 use anyhow::Context;
 use tokio::net::{TcpListener, UnixListener};
-use tokio_stream::wrappers::{TcpListenerStream, UnixListenerStream};
+use tokio_stream::wrappers::UnixListenerStream;
 use tokio_util::sync::CancellationToken;
-use tonic::transport::server::Router;
+use tonic::transport::server::{Router, TcpIncoming};
 use trireme_checkpoint::Checkpoint;
 use trireme_grammar::{CheckFacts, Vocabulary};
 use trireme_proto::generate::v1::generation_server::GenerationServer;
@@ -197,7 +197,8 @@ async fn serve(
     let public = grpc_routes(service(config.api_key.clone()), readiness.clone()).await?;
     let public = async {
         let Some(listener) = listeners.grpc else { return Ok(()) };
-        let incoming = TcpListenerStream::new(listener);
+        // A token must not wait for the client's acknowledgement of the one before.
+        let incoming = TcpIncoming::from(listener).with_nodelay(Some(true));
         public.serve_with_incoming_shutdown(incoming, close.clone().cancelled_owned()).await
     };
     let control = grpc_routes(service(None), readiness).await?;

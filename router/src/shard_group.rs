@@ -44,6 +44,7 @@ pub struct GroupSettings {
     pub start_deadline: Duration,
     pub steps_in_flight: usize,
     pub max_batch_tokens: u32,
+    pub max_mixed_tokens: u32,
     pub max_sequences: u32,
     /// `None`: what the model and the KV memory allow.
     pub max_model_len: Option<u32>,

@@ -10,6 +10,10 @@ use crate::{
     step::{Chunk, Step},
 };
 
+/// From here on a token stands for the one that the step before chooses in its row `token - CHOSEN` of
+/// those that sample. Only a device that queues choices is given such.
+pub const CHOSEN: u32 = 1 << 31;
+
 /// Rows of one sequence.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Entry {
@@ -136,6 +140,12 @@ impl Batch {
     /// Sequences that sample, in the order of [`Batch::sampled_rows`].
     pub fn sampled_sequences(&self) -> impl Iterator<Item = u64> {
         self.entries.iter().filter(|entry| entry.sample).map(|entry| entry.sequence)
+    }
+
+    /// Whether its tokens are chosen without those before them, and no prompt is scored.
+    pub fn is_plain(&self, sequences: &Sequences) -> bool {
+        let of = |entry: &Entry| sequences.get(entry.sequence);
+        self.entries.iter().filter_map(of).all(Sequence::is_plain)
     }
 
     /// The form that attention reads.

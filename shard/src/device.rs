@@ -13,7 +13,7 @@ use trireme_kernels::{Activation, HeadLayout};
 use crate::{
     batch::Batch,
     layers::mixture::{ExpertBuffers, Experts},
-    sampler::{SampleError, SampleRow, Sampled, Score, ScoreRow},
+    sampler::{SampleError, SampleRow, Sampled, Sampling, Score, ScoreRow},
     sequences::Limits,
 };
 
@@ -93,6 +93,12 @@ pub trait Device: Sized + 'static {
     fn decode_warmups(&self, _max_sequences: usize) -> Vec<usize> {
         Vec::new()
     }
+    /// Numbers of rows, from `least` to `most`, whose steps are worth running once before serving.
+    fn prefill_warmups(&self, _least: usize, _most: usize) -> Vec<usize> {
+        Vec::new()
+    }
+    /// All steps of the warm-up have run.
+    fn warmed_up(&mut self) {}
     /// Runs `work`, the whole of a step. It queues the same operations for every batch of the same
     /// shape, so a device may record them once and replay them.
     fn run_step(
@@ -247,6 +253,25 @@ pub trait Device: Sized + 'static {
         logits: &mut Self::Buffer,
         vocab: Range<u32>,
     ) -> Result<Samples, CollectiveError>;
+    /// Queues the choice of a token for each of the first rows of `logits`: how, and at which position.
+    /// The next step may be queued before they are known, with [`CHOSEN`](crate::batch::CHOSEN) in
+    /// their place. False: nothing was queued, it takes [`Device::sample`].
+    fn queue_choices(
+        &mut self,
+        _rows: &[(&Sampling, usize)],
+        _logits: &Self::Buffer,
+        _vocab: &Range<u32>,
+    ) -> bool {
+        false
+    }
+    /// Whether the oldest choices that were queued are known.
+    fn choices_known(&self) -> bool {
+        true
+    }
+    /// Waits for the oldest choices that were queued.
+    fn take_choices(&mut self) -> Samples {
+        Samples::new()
+    }
     /// The logprob of a given token for each row; `logits`: `[rows.len(), vocab.len()]`, raw.
     fn score(
         &mut self,

@@ -5,6 +5,7 @@ mod step_order;
 
 use std::{
     any::Any,
+    collections::VecDeque,
     panic::{AssertUnwindSafe, catch_unwind},
     sync::{
         Arc,
@@ -32,6 +33,9 @@ use crate::{
 const QUEUE: usize = 64;
 /// How long a new epoch waits for all ranks to join.
 const JOIN_DEADLINE: Duration = Duration::from_secs(60);
+
+/// How often the engine looks whether the step in flight is over, while it waits for the next.
+const LOOK_INTERVAL: Duration = Duration::from_micros(20);
 
 /// Why a command was not done.
 #[derive(Debug, thiserror::Error)]
@@ -68,6 +72,23 @@ pub struct StepCommand {
     pub arrived: Instant,
     pub span: Span,
     pub reply: Reply<StepOutcome>,
+}
+
+/// A step in flight, whose answer is waited for.
+struct Waiting {
+    wait: Duration,
+    span: Span,
+    reply: Reply<StepOutcome>,
+}
+
+impl Waiting {
+    fn answer(self, result: Result<StepOutcome, EngineError>) {
+        let result = result.map(|mut outcome| {
+            outcome.timings.wait = self.wait;
+            outcome
+        });
+        answer(self.reply, result);
+    }
 }
 
 pub type Reply<T> = oneshot::Sender<Result<T, EngineError>>;
@@ -151,6 +172,8 @@ pub struct Engine<D: Device> {
     join: Join<D>,
     status: Arc<Status>,
     order: StepOrder<StepCommand>,
+    /// For the steps in flight, the oldest first.
+    waiting: VecDeque<Waiting>,
 }
 
 impl<D: Device> Engine<D> {
@@ -161,13 +184,15 @@ impl<D: Device> Engine<D> {
             phase.state = ShardState::Loaded;
             phase.kv_bytes_per_block = runner.kv_bytes_per_block();
         });
-        Self { runner, join, status, order }
+        Self { runner, join, status, order, waiting: VecDeque::new() }
     }
 
     /// Works until [`Command::Stop`], or until nobody can send any more.
     pub fn run(mut self, commands: &Receiver<Command>) {
         loop {
-            let command = if self.order.holds_none() {
+            let command = if !self.waiting.is_empty() {
+                commands.recv_timeout(LOOK_INTERVAL)
+            } else if self.order.holds_none() {
                 commands.recv().map_err(|_| RecvTimeoutError::Disconnected)
             } else {
                 commands.recv_timeout(self.status.phase().step_deadline)
@@ -175,6 +200,11 @@ impl<D: Device> Engine<D> {
             match command {
                 Ok(Command::Stop) | Err(RecvTimeoutError::Disconnected) => return,
                 Ok(command) => self.handle(command),
+                Err(RecvTimeoutError::Timeout) if !self.waiting.is_empty() => {
+                    if let Ok(true) = self.guard(|engine| Ok(engine.runner.is_over())) {
+                        self.finish_oldest();
+                    }
+                }
                 Err(RecvTimeoutError::Timeout) => {
                     let next = self.order.next();
                     self.lose(format!("step {next} never came, though later ones did"));
@@ -184,6 +214,9 @@ impl<D: Device> Engine<D> {
     }
 
     fn handle(&mut self, command: Command) {
+        if !matches!(command, Command::Step(_)) {
+            self.finish_all();
+        }
         match command {
             Command::Configure(configure, reply) => {
                 let result = self.guard(|engine| engine.configure(&configure));
@@ -224,6 +257,9 @@ impl<D: Device> Engine<D> {
         }
         if let Some(abort) = phase.abort {
             abort.abort();
+        }
+        for waiting in self.waiting.drain(..) {
+            answer(waiting.reply, Err(EngineError::Lost(cause.clone())));
         }
         for held in self.order.drain() {
             answer(held.reply, Err(EngineError::Lost(cause.clone())));
@@ -336,18 +372,49 @@ impl<D: Device> Engine<D> {
         }
     }
 
+    /// Begins a step, then finishes the one before it: the device has work while this one's tokens go
+    /// their way.
     fn run_step(&mut self, command: StepCommand) {
         let StepCommand { step, arrived, span, reply } = command;
-        let _entered = span.entered();
-        let wait = arrived.elapsed();
-        self.status.step_starts();
-        let result = self.guard(|engine| engine.runner.step(step).map_err(run_error));
+        if !self.runner.can_overlap(&step) {
+            self.finish_all();
+        }
+        let waiting = Waiting { wait: arrived.elapsed(), span, reply };
+        if self.waiting.is_empty() {
+            self.status.step_starts();
+        }
+        let begun = waiting
+            .span
+            .in_scope(|| self.guard(|engine| engine.runner.begin(step).map_err(run_error)));
+        match begun.transpose() {
+            None => self.waiting.push_back(waiting),
+            Some(result) => {
+                self.finish_all();
+                self.status.step_ends();
+                waiting.answer(result);
+            }
+        }
+        while self.waiting.len() > 1 {
+            self.finish_oldest();
+        }
+    }
+
+    fn finish_all(&mut self) {
+        while !self.waiting.is_empty() {
+            self.finish_oldest();
+        }
+    }
+
+    fn finish_oldest(&mut self) {
+        let result = self.guard(|engine| Ok(engine.runner.finish()));
+        // Where the group is lost, all have been answered.
+        let Some(waiting) = self.waiting.pop_front() else { return };
         self.status.step_ends();
-        let result = result.map(|mut outcome| {
-            outcome.timings.wait = wait;
-            outcome
-        });
-        answer(reply, result);
+        if !self.waiting.is_empty() {
+            self.status.step_starts();
+        }
+        let span = waiting.span.clone();
+        span.in_scope(|| waiting.answer(result));
     }
 }
 

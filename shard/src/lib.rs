@@ -13,6 +13,7 @@ pub mod config;
 pub mod device;
 pub mod engine;
 pub mod grammar;
+pub mod in_flight;
 pub mod layer_weights;
 pub mod layers;
 pub mod meeting_point;

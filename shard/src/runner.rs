@@ -1,34 +1,33 @@
 //! One rank at work: the device with its model, caches and sequences, one step at a time.
 
+mod warm_up;
+
 use std::{
+    collections::VecDeque,
     sync::Arc,
     time::{Duration, Instant},
 };
 
 use trireme_checkpoint::ModelConfig;
 use trireme_collectives::CollectiveError;
-use trireme_kernels::KvPages;
 
 use crate::{
     batch::{Batch, BatchError},
     device::Device,
     grammar::{Grammars, Masks},
-    layers::{
-        rotary::RotaryTables,
-        workspace::{StepSize, Workspace},
-    },
-    memory::KvDemand,
+    in_flight::{ChosenRow, InFlight},
+    layers::{rotary::RotaryTables, workspace::Workspace},
     models::Model,
     prompt_scores::{PromptScores, ROWS_AT_ONCE, Targets},
-    sampler::SampleRow,
+    sampler::{SampleError, SampleRow, Sampled, Sampling},
+    sequence::Sequence,
     sequences::{Limits, SequenceError, Sequences},
-    step::Step,
+    step::{NewSequence, Step},
     token_return::TokenReturn,
     weights::Place,
 };
 
-/// Bytes that token messages may fill on their way back to the first stage without blocking.
-const TOKEN_RETURN_BYTES: usize = 64 << 10;
+pub use self::warm_up::{MemoryPlan, WarmupPlan};
 
 /// What a step left behind.
 #[derive(Debug, Default)]
@@ -40,6 +39,18 @@ pub struct StepOutcome {
     pub prompts: Vec<PromptScores>,
     pub errors: Vec<SequenceError>,
     pub timings: Timings,
+}
+
+impl StepOutcome {
+    /// Adds what came of a sequence.
+    fn tell(&mut self, sequence: u64, sample: Result<Sampled, String>) {
+        match sample {
+            Ok(Sampled { token, logprob, top }) => {
+                self.tokens.push(StepToken { sequence, token, logprob, top });
+            }
+            Err(message) => self.errors.push(SequenceError::new(sequence, message)),
+        }
+    }
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -75,25 +86,6 @@ pub enum RunError {
     Collective(#[from] CollectiveError),
 }
 
-/// What the router asks a rank to be ready for.
-#[derive(Clone, Copy, Debug)]
-pub struct WarmupPlan {
-    pub max_batch_tokens: usize,
-    pub max_sequences: usize,
-    pub max_model_len: usize,
-    /// 0: report how many fit, allocate nothing.
-    pub num_blocks: usize,
-}
-
-/// Bytes of this rank, as planned or allocated.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct MemoryPlan {
-    pub num_blocks: u32,
-    pub weight_bytes: u64,
-    pub workspace_bytes: u64,
-    pub kv_bytes: u64,
-}
-
 /// KV pages and workspace, from warm-up to reset.
 struct Ready<D: Device> {
     limits: Limits,
@@ -114,6 +106,8 @@ pub struct Runner<D: Device> {
     batch: Batch,
     token_return: TokenReturn,
     masks: Masks,
+    /// The oldest first.
+    in_flight: VecDeque<InFlight>,
 }
 
 /// What a [`Runner`] is made of, once loaded.
@@ -141,6 +135,7 @@ impl<D: Device> Runner<D> {
             sequences: Sequences::default(),
             batch: Batch::default(),
             masks: Masks::default(),
+            in_flight: VecDeque::new(),
         }
     }
 
@@ -167,173 +162,53 @@ impl<D: Device> Runner<D> {
         self.sequences.clear();
         self.batch.clear();
         self.masks.clear();
+        self.in_flight.clear();
         self.token_return = TokenReturn::new(&self.place);
     }
 
-    /// Reports what fits (`num_blocks == 0`), or allocates and runs the worst step once.
-    pub fn warmup(&mut self, plan: &WarmupPlan) -> Result<MemoryPlan, RunError> {
-        self.check_warmup(plan)?;
-        let size = StepSize {
-            rows: plan.max_batch_tokens,
-            sampled: plan.max_sequences.max(ROWS_AT_ONCE.min(plan.max_batch_tokens)),
-        };
-        let bytes_per_block = self.kv_bytes_per_block();
-        let mut memory = MemoryPlan {
-            num_blocks: plan.num_blocks as u32,
-            weight_bytes: self.weight_bytes,
-            workspace_bytes: Workspace::<D>::bytes(&self.model, &self.place.slice, size),
-            kv_bytes: 0,
-        };
-        if plan.num_blocks == 0 {
-            let blocks_per_sequence = plan.max_model_len.div_ceil(KvPages::BLOCK_TOKENS);
-            let available = self.device.available_bytes();
-            let demand = KvDemand {
-                bytes_per_block,
-                useful_blocks: (plan.max_sequences as u64)
-                    .saturating_mul(blocks_per_sequence as u64),
-                memory: self.kv_memory,
-                ranks: self.device.sharers(self.place.ranks()) as u64,
-                default_share: self.device.default_kv_share(),
-                available: available.saturating_sub(memory.workspace_bytes),
-            };
-            if let Some((value, most)) = demand.excess() {
-                let limit = format!("at most {most} bytes, this rank's share of what is available");
-                return Err(RunError::Limit {
-                    field: "kv_cache_memory",
-                    value: value as usize,
-                    limit,
-                });
-            }
-            memory.num_blocks = demand.blocks();
-            if memory.num_blocks == 0 {
-                let limit = format!("at least {bytes_per_block} bytes, for one block");
-                let value = demand.memory.unwrap_or(available) as usize;
-                return Err(RunError::Limit { field: "kv_cache_memory", value, limit });
-            }
-        } else {
-            self.allocate(plan, size);
-            self.run_worst_step(plan)?;
-            if D::SPARSE_BUFFERS {
-                self.renew(plan, size);
-            }
-            self.run_decode_steps(plan)?;
-        }
-        memory.kv_bytes = u64::from(memory.num_blocks) * bytes_per_block;
-        Ok(memory)
-    }
-
-    fn check_warmup(&self, plan: &WarmupPlan) -> Result<(), RunError> {
-        let sequences = TOKEN_RETURN_BYTES / 4 / (self.place.split.pp + 1);
-        let positions = self.model.max_position_embeddings;
-        let checks = [
-            ("max_batch_tokens", plan.max_batch_tokens, 1 << 20),
-            ("max_sequences", plan.max_sequences, sequences),
-            ("max_model_len", plan.max_model_len, positions),
-        ];
-        for (field, value, most) in checks {
-            if value == 0 || value > most {
-                return Err(RunError::Limit { field, value, limit: format!("1 to {most}") });
-            }
-        }
-        Ok(())
-    }
-
-    fn allocate(&mut self, plan: &WarmupPlan, size: StepSize) {
-        // The old pages go before the new ones come: there may not be room for both.
-        self.ready = None;
-        self.sequences.clear();
-        let limits = Limits {
-            max_batch_tokens: plan.max_batch_tokens,
-            max_sequences: plan.max_sequences,
-            max_model_len: plan.max_model_len,
-            num_blocks: plan.num_blocks,
-            vocab_size: self.model.vocab_size,
-        };
-        self.device.reserve(&limits);
-        let (device, slice, model) = (&self.device, &self.place.slice, &self.model);
-        self.ready = Some(Ready {
-            limits,
-            rotary: RotaryTables::new(device, model, plan.max_model_len),
-            pages: self.pages(plan),
-            work: Workspace::new(device, model, slice, size),
-        });
-    }
-
-    fn pages(&self, plan: &WarmupPlan) -> Vec<D::Pages> {
-        let slice = &self.place.slice;
-        let (kv_heads, head_dim) = (slice.kv_heads.len(), self.model.head_dim);
-        let page = || self.device.pages(plan.num_blocks, kv_heads, head_dim);
-        slice.layers.clone().map(|_| page()).collect()
-    }
-
-    /// Gives back the memory that the worst step touched: from here on what is resident follows use.
-    fn renew(&mut self, plan: &WarmupPlan, size: StepSize) {
-        let pages = self.pages(plan);
-        let work = Workspace::new(&self.device, &self.model, &self.place.slice, size);
-        if let Some(ready) = &mut self.ready {
-            ready.pages = pages;
-            ready.work = work;
-        }
-    }
-
-    /// As many tokens as a step may have, in as few sequences as hold them, and every sampled row
-    /// that the head may see: touches all of the workspace once and proves that the step fits.
-    fn run_worst_step(&mut self, plan: &WarmupPlan) -> Result<(), RunError> {
-        let blocks: Vec<u32> = (0..plan.num_blocks as u32).collect();
-        let mut rows_left = plan.max_batch_tokens.min(blocks.len() * KvPages::BLOCK_TOKENS);
-        self.batch.clear();
-        let per_sequence = plan.max_model_len.div_ceil(KvPages::BLOCK_TOKENS);
-        for (id, blocks) in blocks.chunks(per_sequence).take(plan.max_sequences).enumerate() {
-            let most = plan.max_model_len.min(blocks.len() * KvPages::BLOCK_TOKENS);
-            let rows = rows_left.min(most);
-            if rows == 0 {
-                break;
-            }
-            rows_left -= rows;
-            self.batch.push(id as u64, 0..rows, blocks, true);
-            self.batch.push_tokens(&vec![0; rows]);
-        }
-        let sampled = plan.max_sequences.min(self.batch.rows());
-        self.batch.set_sampled_rows((0..sampled).collect());
-        self.forward()?;
-        self.batch.clear();
-        self.device.take_collective_time();
-        Ok(())
-    }
-
-    /// Decode steps of the sizes that the device wants to see before it serves.
-    fn run_decode_steps(&mut self, plan: &WarmupPlan) -> Result<(), RunError> {
-        for sequences in self.device.decode_warmups(plan.max_sequences) {
-            self.batch.clear();
-            for id in 0..sequences {
-                self.batch.push(id as u64, 0..1, &[0], true);
-                self.batch.push_tokens(&[0]);
-            }
-            self.forward()?;
-        }
-        self.batch.clear();
-        self.device.take_collective_time();
-        Ok(())
-    }
-
-    /// Runs one step: forget, admit, append blocks, compute, sample.
+    /// Runs one step to its end; none is in flight.
     pub fn step(&mut self, step: Step) -> Result<StepOutcome, RunError> {
+        Ok(match self.begin(step)? {
+            Some(outcome) => outcome,
+            None => self.finish(),
+        })
+    }
+
+    /// Whether a step may begin while another is in flight: it needs none of the tokens that are not
+    /// known yet, other than to compute with.
+    pub fn can_overlap(&self, step: &Step) -> bool {
+        let is_new_plain = |new: &NewSequence| {
+            new.sampling.as_ref().is_ok_and(Sampling::is_plain) && matches!(new.scoring, Ok(None))
+        };
+        let named = step.decode.iter().copied().chain(step.chunks.iter().map(|c| c.sequence));
+        step.new.iter().all(is_new_plain)
+            && named.filter_map(|id| self.sequences.get(id)).all(Sequence::is_plain)
+    }
+
+    /// Begins one step: forget, admit, append blocks, compute, sample. Where the device lets the choice
+    /// of its tokens wait, the step is in flight afterwards, and [`Runner::finish`] gives its outcome.
+    pub fn begin(&mut self, step: Step) -> Result<Option<StepOutcome>, RunError> {
         let mut outcome = StepOutcome { step_id: step.id, ..StepOutcome::default() };
         outcome.errors = self.prepare(step)?;
         if self.batch.rows() == 0 {
-            return Ok(outcome);
+            return Ok(Some(outcome));
         }
         let start = Instant::now();
         self.device.take_collective_time();
         let (batch, sequences) = (&mut self.batch, &mut self.sequences);
-        if self.place.slice.last_stage {
+        let is_plain = batch.is_plain(sequences);
+        if self.place.slice.last_stage && !is_plain {
             self.masks.begin(batch, sequences);
         }
-        self.token_return.fill(&mut self.device, batch, sequences)?;
+        let in_flight = self.in_flight.back();
+        self.token_return.fill(&mut self.device, batch, sequences, in_flight)?;
         self.forward()?;
         outcome.timings.forward = start.elapsed();
         outcome.timings.collective = self.device.take_collective_time();
         self.advance();
+        if is_plain && self.queue_choices(&mut outcome)? {
+            return Ok(None);
+        }
         let start = Instant::now();
         if self.place.slice.last_stage {
             self.sample(&mut outcome)?;
@@ -342,7 +217,51 @@ impl<D: Device> Runner<D> {
             self.token_return.expect(&mut self.device, &self.batch, &mut self.sequences)?;
         }
         outcome.timings.sample = start.elapsed();
-        Ok(outcome)
+        Ok(Some(outcome))
+    }
+
+    /// Puts the step in flight, if the device lets the choice of its tokens wait.
+    fn queue_choices(&mut self, outcome: &mut StepOutcome) -> Result<bool, RunError> {
+        let ready = self.ready.as_ref().ok_or(RunError::NotWarm)?;
+        let queued = Instant::now();
+        let named = self.batch.sampled_sequences();
+        let sampled: Vec<(u64, &Sequence)> =
+            named.filter_map(|id| Some((id, self.sequences.get(id)?))).collect();
+        let choices: Vec<(&Sampling, usize)> =
+            sampled.iter().map(|(_, sequence)| (&sequence.sampling, sequence.len - 1)).collect();
+        let vocab = &self.place.slice.vocab;
+        let vocab = vocab.start as u32..vocab.end as u32;
+        if !self.device.queue_choices(&choices, &ready.work.logits, &vocab) {
+            return Ok(false);
+        }
+        let rows = sampled.iter().map(|(id, sequence)| ChosenRow::of(*id, sequence)).collect();
+        self.in_flight.push_back(InFlight { outcome: std::mem::take(outcome), rows, queued });
+        Ok(true)
+    }
+
+    /// Whether the oldest step in flight can be finished without waiting.
+    pub fn is_over(&self) -> bool {
+        self.device.choices_known()
+    }
+
+    /// Waits for the oldest step in flight.
+    pub fn finish(&mut self) -> StepOutcome {
+        let Some(step) = self.in_flight.pop_front() else { return StepOutcome::default() };
+        let InFlight { mut outcome, rows, queued } = step;
+        for (row, mut sample) in rows.iter().zip(self.device.take_choices()) {
+            let token = sample.as_ref().map_or(0, |sample| sample.token);
+            if let Some(sequence) = self.sequences.of_generation(row.sequence, row.generation) {
+                sequence.tokens.push(token);
+            }
+            if let Ok(sample) = &mut sample
+                && !row.logprob
+            {
+                sample.logprob = 0.0;
+            }
+            outcome.tell(row.sequence, sample.map_err(|error| error.to_string()));
+        }
+        outcome.timings.sample = queued.elapsed();
+        outcome
     }
 
     /// Takes a step's changes into the state and lays out its batch. Deterministic over ranks.
@@ -408,18 +327,9 @@ impl<D: Device> Runner<D> {
         for (row, sample) in rows.iter().zip(samples) {
             let sequence = row.sequence;
             sampled.push((sequence, sample.as_ref().ok().map(|sample| sample.token)));
-            match sample {
-                Ok(sample) => outcome.tokens.push(StepToken {
-                    sequence,
-                    token: sample.token,
-                    logprob: sample.logprob,
-                    top: sample.top,
-                }),
-                Err(error) => {
-                    let told = masks.error(sequence).unwrap_or_else(|| error.to_string());
-                    outcome.errors.push(SequenceError::new(sequence, told));
-                }
-            }
+            let told =
+                |error: SampleError| masks.error(sequence).unwrap_or_else(|| error.to_string());
+            outcome.tell(sequence, sample.map_err(told));
         }
         self.token_return.publish(&mut self.device, &sampled, &mut self.sequences)?;
         Ok(())
@@ -454,7 +364,7 @@ impl<D: Device> Runner<D> {
         self.prepare(step)?;
         let rows = self.batch.rows();
         self.batch.set_sampled_rows((0..rows).collect());
-        self.token_return.fill(&mut self.device, &mut self.batch, &mut self.sequences)?;
+        self.token_return.fill(&mut self.device, &mut self.batch, &mut self.sequences, None)?;
         self.forward()?;
         let ready = self.ready.as_ref().ok_or(RunError::NotWarm)?;
         if !self.place.slice.last_stage {

@@ -41,7 +41,7 @@ use trireme_grammar::Mask;
 use trireme_kernels::Team;
 
 #[cfg(feature = "cuda")]
-pub use on_device::{device_choice, device_sample, is_for_host};
+pub use on_device::{device_choice, device_sample};
 use row::Row;
 pub use sampling::{Sampling, SamplingError, grammar};
 pub use scoring::{Score, ScoreRow, Scoring, ScoringError, score};

@@ -39,6 +39,11 @@ impl Sequence {
         self.scored_tokens(&(0..start))
     }
 
+    /// Whether its tokens are chosen without those before them, and its prompt is not scored.
+    pub fn is_plain(&self) -> bool {
+        self.sampling.is_plain() && self.scoring.is_none()
+    }
+
     /// A step computes tokens up to `end`, and may add the one it samples.
     pub fn advance(&mut self, end: usize, sampled: bool) {
         self.computed = Some(end);

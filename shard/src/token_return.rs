@@ -7,7 +7,13 @@ use std::collections::VecDeque;
 
 use trireme_collectives::CollectiveError;
 
-use crate::{batch::Batch, device::Device, sequences::Sequences, weights::Place};
+use crate::{
+    batch::{Batch, CHOSEN},
+    device::Device,
+    in_flight::InFlight,
+    sequences::Sequences,
+    weights::Place,
+};
 
 /// Stands for a token that could not be sampled.
 const NO_TOKEN: u32 = u32::MAX;
@@ -81,12 +87,14 @@ impl TokenReturn {
         Ok(true)
     }
 
-    /// First stage: fills the batch's input tokens, waiting for those still being sampled.
+    /// First stage: fills the batch's input tokens, waiting for those still being sampled, but not for
+    /// those that the step in flight on this device chooses.
     pub fn fill<D: Device>(
         &mut self,
         device: &mut D,
         batch: &mut Batch,
         sequences: &mut Sequences,
+        in_flight: Option<&InFlight>,
     ) -> Result<(), CollectiveError> {
         if matches!(self, Self::Last { .. } | Self::Between) {
             return Ok(());
@@ -97,10 +105,16 @@ impl TokenReturn {
                 sequences.get(entry.sequence).is_some_and(|s| s.tokens.len() >= entry.positions.end)
             };
             while !known(sequences) && self.receive(device, sequences)? {}
-            let tokens = sequences.get(entry.sequence).map(|s| s.tokens.as_slice());
-            match tokens.and_then(|tokens| tokens.get(entry.positions)) {
-                Some(tokens) => batch.push_tokens(tokens),
-                None => {
+            let sequence = sequences.get(entry.sequence);
+            let known = sequence.and_then(|s| s.tokens.get(entry.positions.clone()));
+            let chosen = || {
+                let last = sequence.filter(|s| entry.positions == (s.tokens.len()..s.len))?;
+                in_flight?.row_of(entry.sequence, last, index)
+            };
+            match (known, known.is_none().then(chosen).flatten()) {
+                (Some(tokens), _) => batch.push_tokens(tokens),
+                (None, Some(row)) => batch.push_tokens(&[CHOSEN + row as u32]),
+                (None, None) => {
                     return Err(CollectiveError::Mismatch {
                         operation: "token return",
                         detail: format!("no token came back for sequence {}", entry.sequence),

@@ -118,7 +118,12 @@ fn outcome(runner: &mut Runner<Cuda>, step: Step) -> StepOutcome {
 }
 
 fn run(runner: &mut Runner<Cuda>, step: Step, outputs: &mut [Vec<(u32, f32)>]) {
-    for token in outcome(runner, step).tokens {
+    tell(runner.step(step).expect("step"), outputs);
+}
+
+fn tell(outcome: StepOutcome, outputs: &mut [Vec<(u32, f32)>]) {
+    assert_eq!(outcome.errors, []);
+    for token in outcome.tokens {
         outputs[token.sequence as usize].push((token.token, token.logprob));
     }
 }
@@ -147,8 +152,21 @@ fn generate(
         run(runner, step, &mut outputs);
     }
     let ids: Vec<u64> = (0..prompts.len() as u64).collect();
+    // Each step is begun before the tokens of the one before are known.
+    let mut in_flight = 0;
     for _ in 1..new_tokens {
-        run(runner, Step { decode: ids.clone(), ..Step::default() }, &mut outputs);
+        let decode = Step { decode: ids.clone(), ..Step::default() };
+        match runner.begin(decode).expect("step") {
+            Some(outcome) => tell(outcome, &mut outputs),
+            None => in_flight += 1,
+        }
+        if in_flight > 1 {
+            tell(runner.finish(), &mut outputs);
+            in_flight -= 1;
+        }
+    }
+    if in_flight > 0 {
+        tell(runner.finish(), &mut outputs);
     }
     run(runner, Step { drop: ids, ..Step::default() }, &mut outputs);
     outputs

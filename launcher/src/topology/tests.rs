@@ -87,6 +87,8 @@ fn flags_reach_the_process_they_concern() {
     );
     check("--max-batch-tokens 9", 2, "", "--max-batch-tokens 9 --max-sequences 9 ");
     check("--max-batch-tokens 900", 2, "", "--max-batch-tokens 900 --max-sequences 64 ");
+    check("--max-mixed-tokens 7", 2, "", "--max-mixed-tokens 7 ");
+    check("--device cuda", 2, "", "--max-batch-tokens 8192 --max-sequences 256 ");
     check(
         "--device cuda --gpu-memory-fraction 0.5",
         2,

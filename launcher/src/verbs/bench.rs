@@ -6,6 +6,7 @@
 
 mod figures;
 mod load;
+mod mixed;
 mod prompts;
 mod steps;
 mod sweep;
@@ -44,14 +45,15 @@ pub fn bench(args: &BenchArgs) -> anyhow::Result<()> {
         report.row(serde_json::json!({
             "model": info.model, "tp": info.tp, "pp": info.pp, "dtype": info.dtype,
         }))?;
-        match args.load {
-            Some(shape) => report.row(load::run(&bench, shape).await?)?,
-            None if args.steps => {
+        match (args.load, args.mixed) {
+            (Some(shape), _) => report.row(load::run(&bench, shape).await?)?,
+            (None, Some(shape)) => report.row(mixed::run(&bench, shape).await?)?,
+            (None, None) if args.steps => {
                 for (step, routed) in steps.iter().zip(sweep::decode_all(&bench).await?) {
                     report.row(step.overhead(&routed, args.engine.pp))?;
                 }
             }
-            None => sweep::run(&bench, &mut report).await?,
+            (None, None) => sweep::run(&bench, &mut report).await?,
         }
         Ok(())
     })?;

@@ -18,6 +18,7 @@ fn scheduler(num_sequences: usize, stages: usize) -> Scheduler {
         num_blocks: 400_000,
         block_tokens: 16,
         max_batch_tokens: 8_192,
+        max_mixed_tokens: 8_192,
         max_sequences: num_sequences,
         max_waiting: num_sequences,
         max_model_len: 16_384,

@@ -9,6 +9,9 @@
 //! 2. prefill chunks of sequences that run already, in [order](NewSequence::priority);
 //! 3. new sequences from the queue, in the same order.
 //!
+//! A step that decodes too has [`Limits::max_mixed_tokens`] at most: a token must not wait for
+//! thousands of others.
+//!
 //! **No head-of-line stall.** A prompt that cannot end within the step takes at most half of what
 //! is left of the budget while shorter ones are behind it; what those leave, it gets. A waiting
 //! sequence that does not fit (no KV blocks, or no share of the budget) is bypassed by later ones,

@@ -7,6 +7,9 @@ pub struct Limits {
     pub block_tokens: usize,
     /// Most tokens computed in one step.
     pub max_batch_tokens: usize,
+    /// Most tokens computed in a step that decodes and has prompts: what decodes wait for. Prompts get a
+    /// quarter of it at least.
+    pub max_mixed_tokens: usize,
     /// Most sequences running at once.
     pub max_sequences: usize,
     /// Most sequences waiting; one more is refused. Preempted ones come back all the same.
@@ -36,6 +39,7 @@ impl Limits {
         let limits = [
             ("block_tokens", self.block_tokens, 1),
             ("max_batch_tokens", self.max_batch_tokens, 1),
+            ("max_mixed_tokens", self.max_mixed_tokens, 1),
             ("max_sequences", self.max_sequences, 1),
             ("max_model_len", self.max_model_len, 2),
             ("stages", self.stages, 1),
@@ -47,6 +51,17 @@ impl Limits {
             }
         }
         Ok(())
+    }
+
+    /// Prompt tokens of a step that decodes so many sequences.
+    pub(crate) fn tokens_beside(&self, decodes: usize) -> usize {
+        match decodes {
+            0 => self.max_batch_tokens,
+            _ => {
+                let mixed = self.max_mixed_tokens;
+                mixed.saturating_sub(decodes).max(mixed.div_ceil(4))
+            }
+        }
     }
 
     /// Blocks that hold the KV of `tokens` tokens.

@@ -95,6 +95,7 @@ impl Scheduler {
             draft.decode.push(slot);
         }
         draft.tokens_left -= draft.decode.len();
+        draft.tokens_left = draft.tokens_left.min(self.limits.tokens_beside(draft.decode.len()));
     }
 
     /// Chunks of sequences that run already.

@@ -280,6 +280,7 @@ impl EngineLoop {
             num_blocks: info.num_blocks as usize,
             block_tokens: BLOCK_TOKENS as usize,
             max_batch_tokens: group.max_batch_tokens as usize,
+            max_mixed_tokens: group.max_mixed_tokens as usize,
             max_sequences: group.max_sequences as usize,
             max_waiting: self.settings.max_waiting,
             max_model_len: info.max_model_len as usize,

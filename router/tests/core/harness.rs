@@ -82,6 +82,7 @@ impl Core {
             start_deadline: PATIENCE,
             steps_in_flight: settings.pp as usize + 1,
             max_batch_tokens: 128,
+            max_mixed_tokens: 128,
             max_sequences: settings.max_sequences,
             max_model_len: Some(4096.min(settings.num_blocks * 16)),
             checkpoint_fingerprint: 0,

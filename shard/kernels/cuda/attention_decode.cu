@@ -5,6 +5,7 @@
 
 constexpr int WARPS = 4;
 constexpr int STAGES = 3;
+constexpr int MOST_SPLITS = 32; // a warp's lanes
 
 // Grid: (head tiles, splits, sequences). `partial`: [sequence][split][head][HEAD_DIM + 2] floats.
 // `arrivals`: one counter a (sequence, head tile), zero before and after.
@@ -15,6 +16,7 @@ __device__ void attention(const bf16 *qkv, int row_len, const bf16 *pages, int k
     extern __shared__ __align__(128) unsigned char shared[];
     constexpr int PIECES = HEAD_DIM / 8, K_BYTES = 16 * HEAD_DIM * 2, STAGE_BYTES = 2 * K_BYTES;
     __shared__ float warp_max[WARPS][16], warp_sums[WARPS][16];
+    __shared__ float factors[16][MOST_SPLITS];
     __shared__ uint32_t arrived;
     wait_for_inputs();
     let_next_start();
@@ -202,18 +204,29 @@ __device__ void attention(const bf16 *qkv, int row_len, const bf16 *pages, int k
     if (arrived != used - 1) return;
     __threadfence();
     if (threadIdx.x == 0) *counter = 0;
-    for (int i = threadIdx.x; i < count * HEAD_DIM; i += blockDim.x) {
-        const int head = first_head + i / HEAD_DIM, dim = i % HEAD_DIM;
-        float largest_of_all = -INFINITY, value = 0.0f, sum = 0.0f;
-        for (int split = 0; split < used; split++)
-            largest_of_all = fmaxf(largest_of_all, __ldcg(records + (size_t(split) * heads + head) * RECORD + HEAD_DIM));
+    // What each split counts for: a lane a split.
+    for (int row = warp; row < count; row += WARPS) {
+        const float *record = records + (size_t(lane) * heads + first_head + row) * RECORD + HEAD_DIM;
+        const float split_max = lane < used ? __ldcg(record) : -INFINITY;
+        const float split_sum = lane < used ? __ldcg(record + 1) : 0.0f;
+        float most = split_max;
+#pragma unroll
+        for (int i = 16; i > 0; i >>= 1) most = fmaxf(most, __shfl_xor_sync(0xffffffffu, most, i));
+        const float factor = power_of_two(split_max - most);
+        factors[row][lane] = factor / warp_sum(factor * split_sum);
+    }
+    __syncthreads();
+    for (int i = threadIdx.x; i < count * HEAD_DIM / 2; i += blockDim.x) {
+        const int row = i / (HEAD_DIM / 2), head = first_head + row, dim = i % (HEAD_DIM / 2) * 2;
+        const float *values = records + size_t(head) * RECORD + dim;
+        float2 sum = make_float2(0.0f, 0.0f);
+#pragma unroll 8
         for (int split = 0; split < used; split++) {
-            const float *record = records + (size_t(split) * heads + head) * RECORD;
-            const float factor = power_of_two(__ldcg(record + HEAD_DIM) - largest_of_all);
-            value += factor * __ldcg(record + dim);
-            sum += factor * __ldcg(record + HEAD_DIM + 1);
+            const float2 value = __ldcg(reinterpret_cast<const float2 *>(values + size_t(split) * heads * RECORD));
+            sum.x += factors[row][split] * value.x;
+            sum.y += factors[row][split] * value.y;
         }
-        out[(size_t(sequence.x) * heads + head) * HEAD_DIM + dim] = narrow<bf16>(value / sum);
+        *reinterpret_cast<uint32_t *>(out + (size_t(sequence.x) * heads + head) * HEAD_DIM + dim) = pack(sum.x, sum.y);
     }
 }
 

@@ -1,87 +1,141 @@
-// The prefill attention of Hopper: as attention_prefill.cu, with the products of a warpgroup. While the
-// tensor cores weigh the values of one step, scores of the next are made into weights (FlashAttention-3,
-// Shah et al. 2024, arXiv:2407.08608).
+// The prefill attention of Hopper (FlashAttention-3, Shah et al. 2024, arXiv:2407.08608). One warp has
+// pages copied by the copy engine; two warpgroups compute, in turns: while the tensor cores work for
+// one, the other makes weights of its scores. A block takes items, tiles of one query head, until
+// there are none left: the copies of the next item run ahead.
 #include "attention.cuh"
+#include "bulk.cuh"
 
-constexpr int THREADS = 256;
+constexpr int GROUP = 128, THREADS = 3 * GROUP;
 
 #ifdef __CUDA_ARCH_FEAT_SM90_ALL
 #include "wgmma.cuh"
 
-constexpr int TILE = 128;   // rows a block: 64 a warpgroup
+constexpr int TILE = 128;   // rows an item: 64 a warpgroup
 constexpr int TOKENS = 128; // keys a step
+constexpr int PAGES = TOKENS / BLOCK_TOKENS;
+constexpr int STAGES = 2;
+// Named barriers: one of each group, and whose turn it is.
+constexpr int GROUP_BARRIER = 1, TURN_BARRIER = 3;
+
+struct Steps {
+    const int4 *sequences;
+    const uint32_t *tables;
+    const int2 *work;
+    int items, heads, window;
+};
+
+struct Item {
+    int first_row, rows, head; // rows of the step; at most TILE
+    int first_position, end;   // of the tokens
+    int first_step, end_step;
+    const uint32_t *table;
+};
+
+// The item of a block's round. Items get shorter: every other round goes backwards, so that all blocks
+// have about as much to do.
+__device__ __forceinline__ bool take(const Steps &steps, int round, Item &item) {
+    const int place = round & 1 ? gridDim.x - 1 - blockIdx.x : blockIdx.x, index = round * gridDim.x + place;
+    if (index >= steps.items) return false;
+    const int2 work = steps.work[index / steps.heads];
+    const int4 sequence = steps.sequences[work.x];
+    item.first_row = sequence.x + work.y;
+    item.rows = min(TILE, sequence.y - work.y);
+    item.head = index % steps.heads;
+    item.first_position = sequence.z - sequence.y + work.y;
+    item.end = item.first_position + item.rows;
+    item.first_step = steps.window > 0 ? max(0, item.first_position - steps.window + 1) / TOKENS : 0;
+    item.end_step = (item.end + TOKENS - 1) / TOKENS;
+    item.table = steps.tables + sequence.w;
+    return true;
+}
+
+// Stages of keys or values in shared memory, filled and emptied in turn.
+struct Ring {
+    uint32_t operands, stage_bytes, full, empty;
+
+    __device__ __forceinline__ uint32_t operand(int turn) const { return operands + (turn % STAGES) * stage_bytes; }
+    __device__ __forceinline__ uint32_t full_at(int turn) const { return full + (turn % STAGES) * 8; }
+    __device__ __forceinline__ uint32_t empty_at(int turn) const { return empty + (turn % STAGES) * 8; }
+    __device__ __forceinline__ void wait_full(int turn) const { barrier_wait(full_at(turn), turn / STAGES & 1); }
+    __device__ __forceinline__ void wait_empty(int turn) const { barrier_wait(empty_at(turn), turn / STAGES & 1 ^ 1); }
+    __device__ __forceinline__ void release(int turn) const {
+        if ((threadIdx.x & 31) == 0) barrier_arrive(empty_at(turn));
+    }
+};
+
+// One warp: a lane copies the keys or values of one page, 64 of their dimensions.
+template <int HEAD_DIM>
+__device__ void copy_pages(const Steps &steps, const TensorMap &pages, int kv_heads, const KvOfHead &kv_of_head,
+                           const Ring &keys, const Ring &values) {
+    constexpr int PANELS = HEAD_DIM / 64;
+    const int lane = threadIdx.x & 31, page = lane / PANELS, panel = lane % PANELS;
+    int turn = 0;
+    Item item;
+    for (int round = 0; take(steps, round, item); round++) {
+        const int kv_head = kv_of_head.kv_head[item.head];
+        auto copy = [&](const Ring &ring, int part, int step, int turn) {
+            const int count = min(PAGES, (item.end - step * TOKENS + BLOCK_TOKENS - 1) / BLOCK_TOKENS);
+            const uint32_t to = ring.operand(turn) + panel * TOKENS * 128 + page * BLOCK_TOKENS * 128;
+            ring.wait_empty(turn);
+            if (lane == 0) barrier_expect(ring.full_at(turn), count * BLOCK_TOKENS * HEAD_DIM * 2);
+            __syncwarp();
+            if (page >= count) return;
+            const int block = item.table[step * PAGES + page];
+            copy_box(to, pages, panel * 64, ((block * kv_heads + kv_head) * 2 + part) * BLOCK_TOKENS, ring.full_at(turn));
+        };
+        copy(keys, 0, item.first_step, turn);
+        for (int step = item.first_step; step < item.end_step; step++, turn++) {
+            if (step + 1 < item.end_step) copy(keys, 0, step + 1, turn + 1);
+            copy(values, 1, step, turn);
+        }
+    }
+}
 
 template <int HEAD_DIM>
-__device__ void attention(const bf16 *qkv, int row_len, const bf16 *pages, int kv_heads, int heads,
-                          const int4 *sequences, const uint32_t *tables, const int2 *work,
-                          const KvOfHead &kv_of_head, Scoring scoring, bf16 *out) {
-    extern __shared__ __align__(1024) unsigned char shared[];
-    constexpr int PANELS = HEAD_DIM / 64, PANEL_BYTES = TOKENS * 128;
-    constexpr int OPERAND_BYTES = PANELS * PANEL_BYTES, PIECES = HEAD_DIM / 8;
-    wait_for_inputs();
-    let_next_start();
-    const int2 item = work[blockIdx.x];
-    const int4 sequence = sequences[item.x];
-    const int head = blockIdx.y, kv_head = kv_of_head.kv_head[head];
-    const int rows = min(TILE, sequence.y - item.y);
-    const int first_position = sequence.z - sequence.y + item.y, end = first_position + rows;
-    const int oldest = scoring.window > 0 ? max(0, first_position - scoring.window + 1) : 0;
-    const uint32_t *table = tables + sequence.w;
-    const uint32_t q_address = shared_address(shared);
-    auto k_address = [&](int step) { return q_address + OPERAND_BYTES * (1 + (step & 1)); };
-    auto v_address = [&](int step) { return q_address + OPERAND_BYTES * (3 + (step & 1)); };
-    const int group = threadIdx.x >> 7, warp = (threadIdx.x >> 5) & 3, lane = threadIdx.x & 31;
-    const int g = lane >> 2, t = lane & 3;
-
-    const bf16 *q = qkv + size_t(sequence.x + item.y) * row_len + head * HEAD_DIM;
-    for (int i = threadIdx.x; i < TILE * PIECES; i += THREADS) {
-        const int row = i / PIECES, piece = i % PIECES;
-        copy16(q_address + (piece >> 3) * PANEL_BYTES + panel_place(row, piece & 7),
-               q + size_t(min(row, rows - 1)) * row_len + piece * 8, row < rows);
-    }
-    // `part`: 0 for keys, 1 for values.
-    auto copy = [&](int step, int part, uint32_t address) {
-#pragma unroll
-        for (int i = 0; i < TOKENS * PIECES / THREADS; i++) {
-            const int index = i * THREADS + threadIdx.x, row = index / PIECES, piece = index % PIECES;
-            const int token = step * TOKENS + row;
-            const bool keep = token < end;
-            const size_t block = table[keep ? token / BLOCK_TOKENS : 0];
-            copy16(address + (piece >> 3) * PANEL_BYTES + panel_place(row, piece & 7),
-                   pages + (((block * kv_heads + kv_head) * 2 + part) * BLOCK_TOKENS + token % BLOCK_TOKENS) * HEAD_DIM + piece * 8,
-                   keep);
-        }
-    };
-
+__device__ void attend(const Steps &steps, const bf16 *qkv, int row_len, Scoring scoring, uint32_t q_address,
+                       const Ring &keys, const Ring &values, bf16 *out) {
+    constexpr int PANEL_BYTES = TOKENS * 128, PIECES = HEAD_DIM / 8;
+    const int group = threadIdx.x / GROUP, warp = (threadIdx.x >> 5) & 3, lane = threadIdx.x & 31;
+    const int g = lane >> 2, t = lane & 3, first_row = group * 64 + warp * 16 + g;
     float scores[TOKENS / 8][4], totals[HEAD_DIM / 8][4];
     uint32_t weights[TOKENS / 16][4];
-    float largest[2] = {-INFINITY, -INFINITY}, sums[2] = {0.0f, 0.0f}, correction[2];
+    float largest[2], sums[2], correction[2];
+    Item item;
+    if (!take(steps, 0, item)) return;
+
+    // Each group copies its own rows.
+    auto copy_queries = [&](const Item &item) {
+        const bf16 *q = qkv + size_t(item.first_row) * row_len + item.head * HEAD_DIM;
 #pragma unroll
-    for (int i = 0; i < HEAD_DIM / 8; i++)
-#pragma unroll
-        for (int k = 0; k < 4; k++) totals[i][k] = 0.0f;
-    const uint32_t q_rows = q_address + group * 64 * 128;
-    auto score = [&](int step) {
+        for (int i = 0; i < 64 * PIECES / GROUP; i++) {
+            const int index = i * GROUP + threadIdx.x % GROUP, row = group * 64 + index / PIECES, piece = index % PIECES;
+            copy16(q_address + (piece >> 3) * PANEL_BYTES + panel_place(row, piece & 7),
+                   q + size_t(min(row, item.rows - 1)) * row_len + piece * 8, row < item.rows);
+        }
+        copy_commit();
+    };
+    auto score = [&](int turn) {
 #pragma unroll
         for (int d = 0; d < HEAD_DIM / 16; d++) {
             const uint32_t offset = (d >> 2) * PANEL_BYTES + (d & 3) * 32;
-            wgmma_shared_128(scores, operand(q_rows + offset, 16), operand(k_address(step) + offset, 16), d > 0);
+            wgmma_shared_128(scores, operand(q_address + group * 64 * 128 + offset, 16), operand(keys.operand(turn) + offset, 16), d > 0);
         }
+        wgmma_commit();
     };
-    auto weigh = [&](int step) {
+    auto weigh = [&](int turn) {
 #pragma unroll
         for (int n = 0; n < TOKENS / 16; n++) {
-            const uint64_t v = operand(v_address(step) + n * 16 * 128, PANEL_BYTES);
+            const uint64_t v = operand(values.operand(turn) + n * 16 * 128, PANEL_BYTES);
             if constexpr (HEAD_DIM == 128) wgmma_registers_128(totals, weights[n], v);
             else wgmma_registers_64(totals, weights[n], v);
         }
+        wgmma_commit();
     };
-    const int first_row = group * 64 + warp * 16 + g;
     // Scores become weights, in place.
     auto soften = [&](int step) {
         const int first_token = step * TOKENS;
-        const bool whole = first_token + TOKENS <= first_position + 1 &&
-            (scoring.window == 0 || first_token > end - 1 - scoring.window);
+        const bool whole = first_token + TOKENS <= item.first_position + 1 &&
+            (scoring.window == 0 || first_token > item.end - 1 - scoring.window);
         const float factor = scoring.scale * LOG2_E;
         // Each condition once, not for each score: most steps have neither a cap nor a mask.
         if (scoring.soft_cap > 0.0f) {
@@ -97,7 +151,7 @@ __device__ void attention(const bf16 *qkv, int row_len, const bf16 *pages, int k
 #pragma unroll
                 for (int k = 0; k < 4; k++) {
                     const int token = first_token + n * 8 + t * 2 + (k & 1);
-                    const int position = first_position + first_row + (k >> 1) * 8;
+                    const int position = item.first_position + first_row + (k >> 1) * 8;
                     const bool seen = token <= position && (scoring.window == 0 || token > position - scoring.window);
                     if (!seen) scores[n][k] = -INFINITY;
                 }
@@ -135,77 +189,132 @@ __device__ void attention(const bf16 *qkv, int row_len, const bf16 *pages, int k
             weights[n][3] = pack(scores[2 * n + 1][2], scores[2 * n + 1][3]);
         }
     };
-    auto arrive = [&]() {
-        copy_wait<0>();
+    // What lies in a page behind the sequence's end may be no numbers, and no weight of 0 hides that.
+    auto clear_behind_end = [&](int turn) {
+        for (int i = (item.end % TOKENS) * PIECES + threadIdx.x % GROUP; i < TOKENS * PIECES; i += GROUP) {
+            const uint32_t at = values.operand(turn) + (i % PIECES >> 3) * PANEL_BYTES + panel_place(i / PIECES, i & 7);
+            asm volatile("st.shared.v4.u32 [%0], {%1, %1, %1, %1};" ::"r"(at), "r"(0) : "memory");
+        }
         publish_shared();
-        __syncthreads();
+        named_sync(GROUP_BARRIER + group, GROUP);
+    };
+    auto store = [&]() {
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            float sum = sums[r];
+            sum += __shfl_xor_sync(0xffffffffu, sum, 1);
+            sum += __shfl_xor_sync(0xffffffffu, sum, 2);
+            const int row = first_row + r * 8;
+            if (row >= item.rows) continue;
+            const float inverse = 1.0f / sum;
+            bf16 *to = out + (size_t(item.first_row + row) * steps.heads + item.head) * HEAD_DIM + t * 2;
+#pragma unroll
+            for (int d = 0; d < HEAD_DIM / 8; d++)
+                *reinterpret_cast<uint32_t *>(to + d * 8) = pack(totals[d][2 * r] * inverse, totals[d][2 * r + 1] * inverse);
+        }
     };
 
-    const int first_step = oldest / TOKENS, end_step = (end + TOKENS - 1) / TOKENS;
-    copy(first_step, 0, k_address(first_step));
-    copy_commit();
-    arrive();
-    if (first_step + 1 < end_step) copy(first_step + 1, 0, k_address(first_step + 1));
-    copy(first_step, 1, v_address(first_step));
-    copy_commit();
-    wgmma_fence();
-    score(first_step);
-    wgmma_commit();
-    wgmma_wait<0>();
-    soften(first_step);
-    pack_weights();
-    for (int step = first_step + 1; step < end_step; step++) {
-        arrive();
-        wgmma_fence();
-        score(step);
-        wgmma_commit();
-        weigh(step - 1);
-        wgmma_commit();
-        if (step + 1 < end_step) copy(step + 1, 0, k_address(step + 1));
-        copy(step, 1, v_address(step));
-        copy_commit();
-        wgmma_wait<1>();
-        soften(step);
-        wgmma_wait<0>();
+    copy_queries(item);
+    if (group == 1) named_arrive(TURN_BARRIER, 2 * GROUP);
+    int turn = 0;
+    for (int round = 1;; round++) {
 #pragma unroll
         for (int i = 0; i < HEAD_DIM / 8; i++)
 #pragma unroll
-            for (int k = 0; k < 4; k++) totals[i][k] *= correction[k >> 1];
+            for (int k = 0; k < 4; k++) totals[i][k] = 0.0f;
+#pragma unroll
+        for (int r = 0; r < 2; r++) {
+            largest[r] = -INFINITY;
+            sums[r] = 0.0f;
+        }
+        copy_wait<0>();
+        publish_shared();
+        named_sync(GROUP_BARRIER + group, GROUP);
+        keys.wait_full(turn);
+        wgmma_fence();
+        score(turn);
+        wgmma_wait<0>();
+        keys.release(turn);
+        soften(item.first_step);
         pack_weights();
+        for (int step = item.first_step + 1; step < item.end_step; step++, turn++) {
+            keys.wait_full(turn + 1);
+            named_sync(TURN_BARRIER + group, 2 * GROUP);
+            wgmma_fence();
+            score(turn + 1);
+            values.wait_full(turn);
+            weigh(turn);
+            named_arrive(TURN_BARRIER + (group ^ 1), 2 * GROUP);
+            wgmma_wait<1>();
+            keys.release(turn + 1);
+            soften(step);
+            wgmma_wait<0>();
+            values.release(turn);
+#pragma unroll
+            for (int i = 0; i < HEAD_DIM / 8; i++)
+#pragma unroll
+                for (int k = 0; k < 4; k++) totals[i][k] *= correction[k >> 1];
+            pack_weights();
+        }
+        // The queries have been read: by all warps, once they meet here.
+        named_sync(GROUP_BARRIER + group, GROUP);
+        Item next;
+        const bool more = take(steps, round, next);
+        if (more) copy_queries(next);
+        values.wait_full(turn);
+        if (item.end % TOKENS != 0) clear_behind_end(turn);
+        wgmma_fence();
+        weigh(turn);
+        wgmma_wait<0>();
+        values.release(turn++);
+        store();
+        if (!more) return;
+        item = next;
     }
-    arrive();
-    wgmma_fence();
-    weigh(end_step - 1);
-    wgmma_commit();
-    wgmma_wait<0>();
-#pragma unroll
-    for (int r = 0; r < 2; r++) {
-        float sum = sums[r];
-        sum += __shfl_xor_sync(0xffffffffu, sum, 1);
-        sum += __shfl_xor_sync(0xffffffffu, sum, 2);
-        const int row = first_row + r * 8;
-        if (row >= rows) continue;
-        const float inverse = 1.0f / sum;
-        bf16 *to = out + (size_t(sequence.x + item.y + row) * heads + head) * HEAD_DIM + t * 2;
-#pragma unroll
-        for (int d = 0; d < HEAD_DIM / 8; d++)
-            *reinterpret_cast<uint32_t *>(to + d * 8) = pack(totals[d][2 * r] * inverse, totals[d][2 * r + 1] * inverse);
+}
+
+template <int HEAD_DIM>
+__device__ void attention(const Steps &steps, const bf16 *qkv, int row_len, const TensorMap &pages, int kv_heads,
+                          const KvOfHead &kv_of_head, Scoring scoring, bf16 *out) {
+    extern __shared__ __align__(1024) unsigned char shared[];
+    constexpr int OPERAND_BYTES = TOKENS * HEAD_DIM * 2;
+    const uint32_t q_address = shared_address(shared), barriers = q_address + 5 * OPERAND_BYTES;
+    const Ring keys = {q_address + OPERAND_BYTES, OPERAND_BYTES, barriers, barriers + 8 * STAGES};
+    const Ring values = {q_address + 3 * OPERAND_BYTES, OPERAND_BYTES, barriers + 16 * STAGES, barriers + 24 * STAGES};
+    if (threadIdx.x == 0) {
+        for (int stage = 0; stage < STAGES; stage++)
+            for (const Ring *ring : {&keys, &values}) {
+                barrier_init(ring->full_at(stage), 1);
+                barrier_init(ring->empty_at(stage), 2 * GROUP / 32);
+            }
+        publish_shared();
+    }
+    __syncthreads();
+    wait_for_inputs();
+    let_next_start();
+    if (threadIdx.x >= 2 * GROUP) {
+        give_registers<24>();
+        if (threadIdx.x < 2 * GROUP + 32) copy_pages<HEAD_DIM>(steps, pages, kv_heads, kv_of_head, keys, values);
+    } else {
+        take_registers<240>();
+        attend<HEAD_DIM>(steps, qkv, row_len, scoring, q_address, keys, values, out);
     }
 }
 #define BODY(HEAD_DIM)                                                                              \
-    attention<HEAD_DIM>(qkv, row_len, pages, kv_heads, heads, sequences, tables, work, kv_of_head,  \
-                        scoring, out)
+    attention<HEAD_DIM>({sequences, tables, work, items, heads, scoring.window}, qkv, row_len,      \
+                        pages, kv_heads, kv_of_head, scoring, out)
 #else
 #define BODY(HEAD_DIM)
 #endif
 
+// `items`: work items times heads. `pages`: the KV pages as rows of HEAD_DIM, in boxes of 16 rows of 64.
 #define ATTENTION_PREFILL(HEAD_DIM)                                                                 \
     extern "C" __global__ void __launch_bounds__(THREADS, 1) attention_prefill_hopper_##HEAD_DIM(   \
-        const bf16 *qkv, int row_len, const bf16 *pages, int kv_heads, int heads,                   \
-        const int4 *sequences, const uint32_t *tables, const int2 *work,                            \
-        const KvOfHead kv_of_head, Scoring scoring, bf16 *out) {                                    \
+        const bf16 *qkv, int row_len, const __grid_constant__ TensorMap pages, int kv_heads,        \
+        int heads, const int4 *sequences, const uint32_t *tables, const int2 *work, int items,      \
+        const __grid_constant__ KvOfHead kv_of_head, Scoring scoring, bf16 *out) {                  \
         BODY(HEAD_DIM);                                                                             \
     }
-// Shared memory: 5 * 256 * HEAD_DIM bytes, aligned to 1024.
+// Shared memory: 5 * 256 * HEAD_DIM + 64 bytes, aligned to 1024.
 ATTENTION_PREFILL(64)
 ATTENTION_PREFILL(128)

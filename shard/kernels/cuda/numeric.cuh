@@ -7,6 +7,8 @@ typedef __nv_bfloat16 bf16;
 
 // Tokens of one KV block.
 constexpr int BLOCK_TOKENS = 16;
+// From here on a row's token is the number of a row of the choice before.
+constexpr uint32_t CHOSEN = 0x80000000u;
 // Slot of a row that belongs to no sequence: the padding of a recorded step.
 constexpr uint32_t NO_SLOT = 0xffffffffu;
 
@@ -32,6 +34,29 @@ __device__ __forceinline__ float4 load4(const bf16 *p) {
 __device__ __forceinline__ void store4(float *p, float4 v) { *reinterpret_cast<float4 *>(p) = v; }
 __device__ __forceinline__ void store4(bf16 *p, float4 v) {
     *reinterpret_cast<uint2 *>(p) = make_uint2(pack(v.x, v.y), pack(v.z, v.w));
+}
+
+// Eight values at once.
+__device__ __forceinline__ void load8(const float *p, float (&v)[8]) {
+    const float4 low = load4(p), high = load4(p + 4);
+    v[0] = low.x, v[1] = low.y, v[2] = low.z, v[3] = low.w;
+    v[4] = high.x, v[5] = high.y, v[6] = high.z, v[7] = high.w;
+}
+__device__ __forceinline__ void load8(const bf16 *p, float (&v)[8]) {
+    const uint4 raw = *reinterpret_cast<const uint4 *>(p);
+    const uint32_t words[4] = {raw.x, raw.y, raw.z, raw.w};
+#pragma unroll
+    for (int i = 0; i < 4; i++) {
+        v[2 * i] = __uint_as_float(words[i] << 16);
+        v[2 * i + 1] = __uint_as_float(words[i] & 0xffff0000u);
+    }
+}
+__device__ __forceinline__ void store8(float *p, const float (&v)[8]) {
+    store4(p, make_float4(v[0], v[1], v[2], v[3]));
+    store4(p + 4, make_float4(v[4], v[5], v[6], v[7]));
+}
+__device__ __forceinline__ void store8(bf16 *p, const float (&v)[8]) {
+    *reinterpret_cast<uint4 *>(p) = make_uint4(pack(v[0], v[1]), pack(v[2], v[3]), pack(v[4], v[5]), pack(v[6], v[7]));
 }
 
 // Programmatic dependent launch (sm_90): a kernel may start while the one before it still runs, and

@@ -2,21 +2,23 @@
 #include "numeric.cuh"
 
 // A row of a step: token, position, KV slot (block * 16 + offset), sequence.
-// `step_rows[r].x` is the token.
+// `step_rows[r].x` is the token, or where in `chosen` it is.
 template <typename T>
-__device__ void embed(const T *table, const int4 *step_rows, uint32_t vocab_start, uint32_t vocab_len,
-                      float *out, int width) {
+__device__ void embed(const T *table, const int4 *step_rows, const uint4 *chosen, uint32_t vocab_start,
+                      uint32_t vocab_len, float *out, int width) {
     wait_for_inputs();
     let_next_start();
     const size_t row = blockIdx.x;
-    const uint32_t token = static_cast<uint32_t>(step_rows[row].x) - vocab_start;
+    const uint32_t given = static_cast<uint32_t>(step_rows[row].x);
+    const uint32_t token = (given < CHOSEN ? given : chosen[given - CHOSEN].x) - vocab_start;
     for (int i = threadIdx.x; i < width; i += blockDim.x)
         out[row * width + i] = token < vocab_len ? widen(table[size_t(token) * width + i]) : 0.0f;
 }
 #define EMBED(NAME, T)                                                                              \
-    extern "C" __global__ void NAME(const T *table, const int4 *step_rows, uint32_t vocab_start,     \
-                                    uint32_t vocab_len, float *out, int width) {                    \
-        embed<T>(table, step_rows, vocab_start, vocab_len, out, width);                             \
+    extern "C" __global__ void NAME(const T *table, const int4 *step_rows, const uint4 *chosen,     \
+                                    uint32_t vocab_start, uint32_t vocab_len, float *out,           \
+                                    int width) {                                                    \
+        embed<T>(table, step_rows, chosen, vocab_start, vocab_len, out, width);                     \
     }
 EMBED(embed_f32, float)
 EMBED(embed_bf16, bf16)
@@ -158,14 +160,17 @@ __device__ void gate_mul(const T *gate_up, T *out, int width, int tanh_gelu) {
         return active * up;
     };
     const T *gates = gate_up + row * 2 * width, *ups = gates + width;
-    const int i = (blockIdx.x * blockDim.x + threadIdx.x) * 4;
-    if (width % 4 == 0) {
+    const int i = (blockIdx.x * blockDim.x + threadIdx.x) * 8;
+    if (width % 8 == 0) {
         if (i >= width) return;
-        float4 g = load4(gates + i), u = load4(ups + i);
-        store4(out + row * width + i,
-               make_float4(one(g.x, u.x), one(g.y, u.y), one(g.z, u.z), one(g.w, u.w)));
+        float g[8], u[8];
+        load8(gates + i, g);
+        load8(ups + i, u);
+#pragma unroll
+        for (int k = 0; k < 8; k++) g[k] = one(g[k], u[k]);
+        store8(out + row * width + i, g);
     } else {
-        for (int j = i; j < min(i + 4, width); j++)
+        for (int j = i; j < min(i + 8, width); j++)
             out[row * width + j] = narrow<T>(one(widen(gates[j]), widen(ups[j])));
     }
 }
@@ -177,59 +182,82 @@ extern "C" __global__ void gate_mul_bf16(const bf16 *gate_up, bf16 *out, int wid
 }
 
 // Rotates q in place (pairs i, i + half_dim) and writes rotated k, and v, to the pages
-// [block][kv_head][K | V][16 tokens][head_dim]. Grid: (rows, groups of 8 heads); a warp takes a head of
-// [q | k | v].
-template <typename T>
-__device__ void rotate_and_append(T *qkv, const int4 *step_rows, const float *cos, const float *sin,
-                                  int half_dim, int heads, int kv_heads, int head_dim, T *pages) {
+// [block][kv_head][K | V][16 tokens][head_dim]. A row's heads are [q | k | v].
+template <typename T> struct Rotation {
+    T *qkv;
+    const int4 *step_rows;
+    const float *cos, *sin;
+    int half_dim, heads, kv_heads, head_dim;
+    T *pages;
+
+    __device__ __forceinline__ bool is_head(int head) const { return head < heads + 2 * kv_heads; }
+    __device__ __forceinline__ bool is_value(int head) const { return head >= heads + kv_heads; }
+    __device__ __forceinline__ T *values(int head) const {
+        return qkv + (size_t(blockIdx.x) * (heads + 2 * kv_heads) + head) * head_dim;
+    }
+    // Where the result of a head goes.
+    __device__ __forceinline__ T *place(int head, uint32_t slot) const {
+        if (head < heads) return values(head);
+        const int kv_head = (head - heads) % kv_heads, part = is_value(head);
+        return pages +
+            (((size_t(slot / BLOCK_TOKENS) * kv_heads + kv_head) * 2 + part) * BLOCK_TOKENS + slot % BLOCK_TOKENS) * head_dim;
+    }
+};
+
+// Any shape. Grid: (rows, groups of 8 heads); a warp takes a head.
+template <typename T> __device__ void rotate_and_append(const Rotation<T> &of) {
     wait_for_inputs();
     let_next_start();
-    const int4 row = step_rows[blockIdx.x];
-    const uint32_t slot = static_cast<uint32_t>(row.z);
-    const int warp = threadIdx.x >> 5, lane = threadIdx.x & 31, head = blockIdx.y * 8 + warp;
-    if (slot == NO_SLOT || head >= heads + 2 * kv_heads) return;
-    T *values = qkv + (size_t(blockIdx.x) * (heads + 2 * kv_heads) + head) * head_dim;
-    // Where a key or value of this head goes.
-    const int kv_head = head < heads + kv_heads ? head - heads : head - heads - kv_heads;
-    const int part = head < heads + kv_heads ? 0 : 1;
-    T *place = pages +
-        (((size_t(slot / BLOCK_TOKENS) * kv_heads + kv_head) * 2 + part) * BLOCK_TOKENS + slot % BLOCK_TOKENS) * head_dim;
-    const bool kept = head >= heads;
-    const int rotated = part == 0 ? half_dim : 0;
-    const float *c = cos + size_t(row.y) * half_dim, *s = sin + size_t(row.y) * half_dim;
-    if (half_dim % 4 == 0 && head_dim % 4 == 0) {
-        for (int i = lane * 4; i < rotated; i += 128) {
-            const float4 a = load4(values + i), b = load4(values + half_dim + i), u = load4(c + i), w = load4(s + i);
-            const float4 low = make_float4(a.x * u.x - b.x * w.x, a.y * u.y - b.y * w.y,
-                                           a.z * u.z - b.z * w.z, a.w * u.w - b.w * w.w);
-            const float4 high = make_float4(b.x * u.x + a.x * w.x, b.y * u.y + a.y * w.y,
-                                            b.z * u.z + a.z * w.z, b.w * u.w + a.w * w.w);
-            if (kept) {
-                store4(place + i, low);
-                store4(place + half_dim + i, high);
-            } else {
-                store4(values + i, low);
-                store4(values + half_dim + i, high);
-            }
-        }
-        if (kept)
-            for (int i = 2 * rotated + lane * 4; i < head_dim; i += 128) store4(place + i, load4(values + i));
-        return;
-    }
+    const int4 row = of.step_rows[blockIdx.x];
+    const int lane = threadIdx.x & 31, head = blockIdx.y * 8 + (threadIdx.x >> 5);
+    if (uint32_t(row.z) == NO_SLOT || !of.is_head(head)) return;
+    const T *values = of.values(head);
+    T *place = of.place(head, row.z);
+    const int rotated = of.is_value(head) ? 0 : of.half_dim;
+    const float *c = of.cos + size_t(row.y) * of.half_dim, *s = of.sin + size_t(row.y) * of.half_dim;
     for (int i = lane; i < rotated; i += 32) {
-        const float a = widen(values[i]), b = widen(values[half_dim + i]);
-        T *to = kept ? place : values;
-        to[i] = narrow<T>(a * c[i] - b * s[i]);
-        to[half_dim + i] = narrow<T>(b * c[i] + a * s[i]);
+        const float a = widen(values[i]), b = widen(values[of.half_dim + i]);
+        place[i] = narrow<T>(a * c[i] - b * s[i]);
+        place[of.half_dim + i] = narrow<T>(b * c[i] + a * s[i]);
     }
-    if (kept)
-        for (int i = 2 * rotated + lane; i < head_dim; i += 32) place[i] = values[i];
+    if (head >= of.heads)
+        for (int i = 2 * rotated + lane; i < of.head_dim; i += 32) place[i] = values[i];
 }
-#define ROTATE_AND_APPEND(NAME, T)                                                                  \
+// Heads that are rotated whole, in pieces of 8. Grid: (rows, groups of threads); a thread takes a piece
+// and its partner.
+template <typename T> __device__ void rotate_and_append_wide(const Rotation<T> &of) {
+    wait_for_inputs();
+    let_next_start();
+    const int4 row = of.step_rows[blockIdx.x];
+    const int index = blockIdx.y * blockDim.x + threadIdx.x, pieces = of.half_dim / 8;
+    const int head = index / pieces, i = index % pieces * 8;
+    if (uint32_t(row.z) == NO_SLOT || !of.is_head(head)) return;
+    const T *values = of.values(head);
+    T *place = of.place(head, row.z);
+    float a[8], b[8];
+    load8(values + i, a);
+    load8(values + of.half_dim + i, b);
+    if (!of.is_value(head)) {
+        float c[8], s[8];
+        load8(of.cos + size_t(row.y) * of.half_dim + i, c);
+        load8(of.sin + size_t(row.y) * of.half_dim + i, s);
+#pragma unroll
+        for (int k = 0; k < 8; k++) {
+            const float low = a[k], high = b[k];
+            a[k] = low * c[k] - high * s[k];
+            b[k] = high * c[k] + low * s[k];
+        }
+    }
+    store8(place + i, a);
+    store8(place + of.half_dim + i, b);
+}
+#define ROTATE_AND_APPEND(NAME, KIND, T)                                                            \
     extern "C" __global__ void NAME(T *qkv, const int4 *step_rows, const float *cos,                \
                                     const float *sin, int half_dim, int heads, int kv_heads,        \
                                     int head_dim, T *pages) {                                       \
-        rotate_and_append<T>(qkv, step_rows, cos, sin, half_dim, heads, kv_heads, head_dim, pages); \
+        KIND<T>({qkv, step_rows, cos, sin, half_dim, heads, kv_heads, head_dim, pages});            \
     }
-ROTATE_AND_APPEND(rotate_and_append_f32, float)
-ROTATE_AND_APPEND(rotate_and_append_bf16, bf16)
+ROTATE_AND_APPEND(rotate_and_append_f32, rotate_and_append, float)
+ROTATE_AND_APPEND(rotate_and_append_bf16, rotate_and_append, bf16)
+ROTATE_AND_APPEND(rotate_and_append_wide_f32, rotate_and_append_wide, float)
+ROTATE_AND_APPEND(rotate_and_append_wide_bf16, rotate_and_append_wide, bf16)

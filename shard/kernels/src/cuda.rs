@@ -27,6 +27,7 @@ mod samples;
 mod step_inputs;
 mod stream;
 mod tensor;
+mod tensor_map;
 
 pub use attention::Scoring;
 pub use context::{Context, gpu_count};
@@ -34,8 +35,9 @@ pub use error::CudaError;
 pub use event::Event;
 pub use experts::WeightedRows;
 pub use graph::Graph;
+pub use product::{measured_rows, product_rows};
 pub use samples::{Choice, Chosen, SampleBuffers};
-pub use step_inputs::{NO_SLOT, SequenceInput, StepInputs, TokenInput};
+pub use step_inputs::{CHOSEN, NO_SLOT, SequenceInput, StepInputs, TokenInput};
 pub use stream::Stream;
 pub use tensor::{Element, Matrix, Pages, Tensor, Vector};
 

@@ -1,5 +1,6 @@
 //! The CUDA device: one GPU of one rank, steps recorded by batch size.
 
+mod choice;
 mod experts;
 mod ranks;
 mod recording;
@@ -20,11 +21,13 @@ use self::experts::Expertise;
 pub use self::ranks::GpuWorld;
 use super::{AttentionRule, Device, Samples, Scores};
 use crate::{
-    batch::Batch,
+    batch::{self, Batch},
     layers::mixture::{ExpertBuffers, Experts},
-    sampler::{self, SampleRow, ScoreRow},
+    sampler::{self, SampleRow, Sampling, ScoreRow},
     sequences::Limits,
 };
+
+const _: () = assert!(batch::CHOSEN == cuda::CHOSEN);
 
 /// Where weights go.
 pub struct CudaStore {
@@ -103,35 +106,6 @@ impl Cuda {
         let ready = self.ready.as_ref().unwrap_or_else(|| panic!("a step before the warm-up"));
         (&mut self.stream, &ready.inputs)
     }
-
-    /// Chooses on the GPU, and on the host where a row asks for more than the GPU's kernel does.
-    fn sample_alone(
-        &mut self,
-        rows: &[SampleRow<'_>],
-        logits: &Tensor,
-        vocab: &Range<u32>,
-    ) -> Result<Samples, CollectiveError> {
-        let choices: Vec<_> = rows.iter().map(sampler::device_choice).collect();
-        let ready = self.ready.as_mut().unwrap_or_else(|| panic!("a step before the warm-up"));
-        let chosen = done(ready.samples.choose(&self.stream, logits, vocab.start, &choices));
-        let mut samples: Samples = rows
-            .iter()
-            .zip(chosen)
-            .map(|(row, chosen)| sampler::device_sample(row, chosen))
-            .collect();
-        for (index, row) in rows.iter().enumerate() {
-            if !sampler::is_for_host(row) {
-                continue;
-            }
-            let mut values = done(self.stream.read_rows(logits, index..index + 1));
-            let mut sampled = self.with_world(|world, _, team| {
-                let row = std::slice::from_ref(row);
-                sampler::sample(row, &mut values, vocab.clone(), &mut *world.tensor, team)
-            })?;
-            samples[index] = sampled.remove(0);
-        }
-        Ok(samples)
-    }
 }
 
 impl Device for Cuda {
@@ -193,6 +167,7 @@ impl Device for Cuda {
     }
     fn reserve(&mut self, limits: &Limits) {
         self.ready = None;
+        self.stream.begin_measuring();
         let context = self.stream.context();
         let blocks = limits.max_model_len.div_ceil(KvPages::BLOCK_TOKENS);
         let rows = limits.max_batch_tokens.max(limits.max_sequences);
@@ -205,6 +180,12 @@ impl Device for Cuda {
     }
     fn decode_warmups(&self, max_sequences: usize) -> Vec<usize> {
         recording::sizes(max_sequences)
+    }
+    fn prefill_warmups(&self, least: usize, most: usize) -> Vec<usize> {
+        cuda::measured_rows(least, most)
+    }
+    fn warmed_up(&mut self) {
+        self.stream.end_measuring();
     }
     fn read(&self, buffer: &Tensor, rows: usize) -> Vec<f32> {
         done(self.stream.read_rows(buffer, 0..rows))
@@ -233,11 +214,13 @@ impl Device for Cuda {
         work: &mut dyn FnMut(&mut Self) -> Result<(), CollectiveError>,
     ) -> Result<(), CollectiveError> {
         let size = self.recorded_size(batch);
-        // What is copied from must not change while the step before may still copy from it.
-        done(self.stream.synchronize());
-        self.check_groups()?;
+        // With NCCL a step is begun when the one before is known to be worth anything.
+        if self.groups.is_some() {
+            done(self.stream.synchronize());
+            self.check_groups()?;
+        }
         let ready = self.ready.as_mut().unwrap_or_else(|| panic!("a step before the warm-up"));
-        ready.inputs.fill(batch.sequences(), batch.tokens(), batch.sampled_rows());
+        done(ready.inputs.fill(batch.sequences(), batch.tokens(), batch.sampled_rows()));
         if let Some(size) = size {
             ready.inputs.pad(size);
         }
@@ -256,8 +239,9 @@ impl Device for Cuda {
 
     fn embed(&mut self, table: &Matrix, tokens: &[u32], vocab: &Range<u32>, out: &mut Tensor) {
         let rows = self.padded(tokens.len());
-        let (stream, inputs) = self.parts();
-        done(stream.embed(table, inputs, rows, vocab, out));
+        let ready = self.ready.as_ref().unwrap_or_else(|| panic!("a step before the warm-up"));
+        let from = (&ready.inputs, &ready.samples);
+        done(self.stream.embed(table, from, rows, vocab, out));
     }
     fn linear(
         &mut self,
@@ -417,6 +401,25 @@ impl Device for Cuda {
         };
         self.check_groups()?;
         samples
+    }
+    fn queue_choices(
+        &mut self,
+        rows: &[(&Sampling, usize)],
+        logits: &Tensor,
+        vocab: &Range<u32>,
+    ) -> bool {
+        let alone = self.world.as_ref().is_none_or(|world| world.global.size() == 1);
+        if alone {
+            self.queue(rows.iter().copied(), logits, vocab);
+        }
+        alone
+    }
+    fn choices_known(&self) -> bool {
+        self.ready().samples.is_known()
+    }
+    fn take_choices(&mut self) -> Samples {
+        let ready = self.ready.as_mut().unwrap_or_else(|| panic!("a step before the warm-up"));
+        done(ready.samples.take()).iter().map(sampler::device_sample).collect()
     }
     fn score(
         &mut self,

@@ -78,6 +78,15 @@ impl Default for Sampling {
 }
 
 impl Sampling {
+    /// Whether a choice is made of the logits and the position alone: without the tokens before it,
+    /// a grammar or alternatives.
+    pub fn is_plain(&self) -> bool {
+        !self.has_edits()
+            && self.typical_p.is_none()
+            && self.grammar.is_none()
+            && self.top_logprobs == 0
+    }
+
     /// Whether single logits are changed before the choice.
     pub(super) fn has_edits(&self) -> bool {
         self.repetition_penalty != 1.0

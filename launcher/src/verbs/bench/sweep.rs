@@ -22,7 +22,7 @@ use crate::{
 };
 
 /// Prompts of the decode sweep: short, so that decoding is what is measured.
-const DECODE_PROMPT_TOKENS: usize = 16;
+pub const DECODE_PROMPT_TOKENS: usize = 16;
 /// Each prefill length is measured so often; the median counts.
 const PREFILL_RUNS: usize = 5;
 
@@ -52,7 +52,7 @@ impl Bench<'_> {
     }
 
     /// Requests at once; token times from their common start.
-    async fn batch(
+    pub async fn batch(
         &self,
         prompts: Vec<Vec<u32>>,
         tokens: u32,

@@ -140,3 +140,35 @@ fn priority_goes_before_arrival() {
     ";
     check(limits(), transcript);
 }
+
+#[test]
+fn beside_decodes_prompts_get_a_share_of_their_own() {
+    let transcript = "
+        > add 1 5 8
+        > plan
+        started 1, 0 cached
+        #1 admit 1; 1:0..5!; 1=[0 1]
+        > done
+        token 1
+        > add 2 14 2
+        > plan
+        started 2, 0 cached
+        #2 admit 2; 2:0..4; decode 1; 2=[2]
+    ";
+    check(Limits { max_mixed_tokens: 5, ..limits() }, transcript);
+    check(
+        Limits { max_mixed_tokens: 1, max_batch_tokens: 5, ..limits() },
+        "
+        > add 1 5 8
+        > plan
+        started 1, 0 cached
+        #1 admit 1; 1:0..5!; 1=[0 1]
+        > done
+        token 1
+        > add 2 4 2
+        > plan
+        started 2, 0 cached
+        #2 admit 2; 2:0..1; decode 1; 2=[2]
+    ",
+    );
+}

@@ -20,6 +20,7 @@ pub fn limits() -> Limits {
         num_blocks: 8,
         block_tokens: 4,
         max_batch_tokens: 16,
+        max_mixed_tokens: 16,
         max_sequences: 8,
         max_waiting: 8,
         max_model_len: 64,

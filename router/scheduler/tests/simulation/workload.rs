@@ -85,6 +85,7 @@ impl Workload {
             num_blocks: rng.random_range(2..=40),
             block_tokens,
             max_batch_tokens: rng.random_range(1..=most_batch_tokens),
+            max_mixed_tokens: rng.random_range(1..=most_batch_tokens),
             max_sequences: rng.random_range(1..=10),
             max_waiting: rng.random_range(1..=most_waiting),
             max_model_len: rng.random_range(4..=80),

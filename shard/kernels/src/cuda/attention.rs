@@ -9,6 +9,7 @@ use super::{
     step_inputs::StepInputs,
     stream::{Shape, Stream},
     tensor::{Element, Pages, Tensor},
+    tensor_map::TensorMap,
 };
 use crate::HeadLayout;
 
@@ -171,18 +172,18 @@ impl Stream {
 
     fn prefill_attention(&self, call: &Call<'_>) -> Result<(), CudaError> {
         let Call { qkv, layout, scoring, inputs, pages, out } = call;
-        let hopper = self.context.is_hopper;
-        let (kernel, threads, operands) = match layout.head_dim {
-            64 if hopper => ("attention_prefill_hopper_64", 256, 5 * 128),
-            128 if hopper => ("attention_prefill_hopper_128", 256, 5 * 128),
-            64 => ("attention_prefill_64", 128, 128 + 4 * 64),
-            128 => ("attention_prefill_128", 128, 128 + 4 * 64),
-            _ => ("attention_prefill_256", 256, 128 + 4 * 64),
+        if let Some(map) = &pages.map {
+            return self.prefill_attention_in_bulk(call, map);
+        }
+        let (kernel, threads) = match layout.head_dim {
+            64 => ("attention_prefill_64", 128),
+            128 => ("attention_prefill_128", 128),
+            _ => ("attention_prefill_256", 256),
         };
         let shape = Shape {
             grid: (inputs.work_count(), layout.heads, 1),
             threads,
-            shared_bytes: operands * 2 * layout.head_dim,
+            shared_bytes: (128 + 4 * 64) * 2 * layout.head_dim,
         };
         // SAFETY: the kernel's parameters; work items name rows of the step's sequences.
         unsafe {
@@ -198,6 +199,43 @@ impl Stream {
                     &inputs.sequences(),
                     &inputs.tables(),
                     &inputs.work(),
+                    &kv_of_head(layout),
+                    scoring,
+                    &out.memory.address(),
+                ],
+            )
+        }
+    }
+
+    /// On Hopper: blocks that stay, one a multiprocessor, and pages copied by the copy engine.
+    fn prefill_attention_in_bulk(&self, call: &Call<'_>, map: &TensorMap) -> Result<(), CudaError> {
+        let Call { qkv, layout, scoring, inputs, out, .. } = call;
+        let kernel = match layout.head_dim {
+            64 => "attention_prefill_hopper_64",
+            _ => "attention_prefill_hopper_128",
+        };
+        let items = inputs.work_count() * layout.heads;
+        let shape = Shape {
+            grid: (items.min(self.context.multiprocessors), 1, 1),
+            threads: 384,
+            shared_bytes: 5 * 128 * 2 * layout.head_dim + 64,
+        };
+        // SAFETY: the kernel's parameters; work items name rows of the step's sequences, and the map
+        // is that of the pages, of this head size.
+        unsafe {
+            self.launch(
+                kernel,
+                &shape,
+                &[
+                    &qkv.memory.address(),
+                    &(qkv.width as i32),
+                    map,
+                    &(layout.kv_heads as i32),
+                    &(layout.heads as i32),
+                    &inputs.sequences(),
+                    &inputs.tables(),
+                    &inputs.work(),
+                    &(items as i32),
                     &kv_of_head(layout),
                     scoring,
                     &out.memory.address(),

@@ -1,6 +1,6 @@
 //! Matrix products by cuBLASLt.
 
-use std::{collections::HashMap, ptr, sync::Arc};
+use std::{collections::HashMap, ptr, rc::Rc, sync::Arc};
 
 use cudarc::cublaslt::{result, sys as lt};
 
@@ -58,7 +58,7 @@ impl Drop for Plan {
 pub(super) struct Blas {
     handle: lt::cublasLtHandle_t,
     workspace: Memory,
-    plans: HashMap<Key, Arc<Plan>>,
+    plans: HashMap<Key, Rc<Plan>>,
     pub(super) products: HashMap<Key, Product>,
     pub(super) gated: HashMap<Key, Gated>,
     /// Taken at the start: a step allocates nothing.
@@ -96,8 +96,9 @@ impl Blas {
         })
     }
 
-    /// Row-major `out = x · wᵀ` is column-major `outᵀ = w · xᵀ`.
-    pub(super) fn plan(&mut self, key: Key) -> Result<Arc<Plan>, CudaError> {
+    /// Row-major `out = x · wᵀ` is column-major `outᵀ = w · xᵀ`. The algorithms are those of the plan for
+    /// `class`, a like product of as many rows or more.
+    pub(super) fn plan(&mut self, key: Key, class: Key) -> Result<Rc<Plan>, CudaError> {
         if let Some(plan) = self.plans.get(&key) {
             return Ok(plan.clone());
         }
@@ -133,11 +134,16 @@ impl Blas {
             .map_err(blas_error("cublasLtMatmulDescSetAttribute"))?;
         }
         plan.algorithms = self.algorithms(&plan)?;
+        if key != class {
+            let first = plan.algorithms.first().copied();
+            let of_class = self.plan(class, class)?;
+            let usable = |algorithm| self.can_do(&plan, &algorithm).then_some(algorithm).or(first);
+            plan.algorithms = of_class.algorithms.iter().copied().filter_map(usable).collect();
+        }
         if self.plans.len() >= PLANS_MAX {
             self.plans.clear();
-            self.products.clear();
         }
-        let plan = Arc::new(plan);
+        let plan = Rc::new(plan);
         self.plans.insert(key, plan.clone());
         Ok(plan)
     }
@@ -178,6 +184,26 @@ impl Blas {
             found.filter(|result| result.state == lt::cublasStatus_t::CUBLAS_STATUS_SUCCESS);
         Ok(usable.map(|result| result.algo).collect())
     }
+
+    /// Whether an algorithm does a product that it was not proposed for.
+    fn can_do(&self, plan: &Plan, algorithm: &lt::cublasLtMatmulAlgo_t) -> bool {
+        // SAFETY: all-zero bytes are a valid value of this plain C structure.
+        let mut found: lt::cublasLtMatmulHeuristicResult_t = unsafe { std::mem::zeroed() };
+        // SAFETY: live descriptors and a plain output.
+        let code = unsafe {
+            lt::cublasLtMatmulAlgoCheck(
+                self.handle,
+                plan.product,
+                plan.weights,
+                plan.inputs,
+                plan.outputs,
+                plan.outputs,
+                algorithm,
+                &mut found,
+            )
+        };
+        code == lt::cublasStatus_t::CUBLAS_STATUS_SUCCESS && found.workspaceSize <= WORKSPACE_BYTES
+    }
 }
 
 impl Drop for Blas {
@@ -192,11 +218,11 @@ impl Stream {
     pub(super) fn blas_product(
         &mut self,
         algorithm: usize,
-        key: Key,
+        (key, class): (Key, Key),
         (x, w): (&Tensor, &Matrix),
         out: &mut Tensor,
     ) -> Result<(), CudaError> {
-        let plan = self.blas.plan(key)?;
+        let plan = self.blas.plan(key, class)?;
         let (one, zero) = (1.0f32, 0.0f32);
         // SAFETY: the descriptors say what the tensors are, whose shapes were checked; the workspace
         // is used by this stream alone.

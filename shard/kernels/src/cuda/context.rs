@@ -27,7 +27,7 @@ const MODULES: [(&[u8], &[&str]); 8] = [
         &["add_weighted", "round_f32", "round_bf16"],
     ),
 ];
-const ROWS: [&str; 19] = [
+const ROWS: [&str; 21] = [
     "embed_f32",
     "embed_bf16",
     "add_rms_norm_f32",
@@ -47,6 +47,8 @@ const ROWS: [&str; 19] = [
     "gate_mul_bf16",
     "rotate_and_append_f32",
     "rotate_and_append_bf16",
+    "rotate_and_append_wide_f32",
+    "rotate_and_append_wide_bf16",
 ];
 const LINEAR: [&str; 21] = [
     "linear_1_1_8",
@@ -89,6 +91,7 @@ pub struct Context {
     pub(super) overlaps_launches: bool,
     /// Most shared memory of a block, in bytes.
     shared_bytes: usize,
+    pub(super) multiprocessors: usize,
 }
 
 // SAFETY: the driver's context and functions may be used from every thread that makes the context
@@ -146,6 +149,8 @@ impl Context {
         }
         let shared =
             attribute(device, Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?;
+        let multiprocessors =
+            attribute(device, Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?;
         // SAFETY: a valid device; the context is made current before it is used.
         unsafe {
             check("cuDevicePrimaryCtxRetain", sys::cuDevicePrimaryCtxRetain(&mut raw, device))?;
@@ -159,6 +164,7 @@ impl Context {
             is_hopper: (major, minor) == (9, 0),
             overlaps_launches: major >= 9,
             shared_bytes: shared as usize,
+            multiprocessors: multiprocessors as usize,
         };
         for (image, names) in MODULES {
             context.load(image, names)?;

@@ -25,11 +25,15 @@ impl Event {
     /// # Errors
     /// What the driver reports.
     pub fn new(stream: &Stream) -> Result<Self, CudaError> {
-        stream.context.bind()?;
+        Self::of(&stream.context)
+    }
+
+    pub(super) fn of(context: &Arc<Context>) -> Result<Self, CudaError> {
+        context.bind()?;
         let mut raw = ptr::null_mut();
         // SAFETY: a plain output; the context is current.
         unsafe { check("cuEventCreate", sys::cuEventCreate(&mut raw, 0))? };
-        Ok(Self { raw, context: stream.context.clone() })
+        Ok(Self { raw, context: context.clone() })
     }
 
     /// From here on the event is behind all that the stream holds now.
@@ -50,12 +54,18 @@ impl Event {
         unsafe { sys::cuEventQuery(self.raw) != CUresult::CUDA_ERROR_NOT_READY }
     }
 
+    /// Waits until it has come.
+    pub(super) fn wait(&self) -> Result<(), CudaError> {
+        // SAFETY: a live event.
+        unsafe { check("cuEventSynchronize", sys::cuEventSynchronize(self.raw)) }
+    }
+
     /// Milliseconds since `start`, once this has come.
     pub(super) fn since(&self, start: &Self) -> Result<f32, CudaError> {
+        self.wait()?;
         let mut ms = 0.0;
         // SAFETY: both were recorded.
         unsafe {
-            check("cuEventSynchronize", sys::cuEventSynchronize(self.raw))?;
             check("cuEventElapsedTime", sys::cuEventElapsedTime_v2(&mut ms, start.raw, self.raw))?;
         }
         Ok(ms)

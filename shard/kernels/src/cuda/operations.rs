@@ -4,14 +4,18 @@ use std::ops::Range;
 
 use super::{
     error::CudaError,
+    samples::SampleBuffers,
     step_inputs::StepInputs,
     stream::{Shape, Stream},
     tensor::{Element, Matrix, Pages, Tensor, Vector},
 };
 use crate::{Activation, HeadLayout};
 
-/// Heads that one block of the rotation takes.
+/// Heads that one block of the rotation of any shape takes.
 const ROTATED_HEADS: usize = 8;
+/// Threads of a block of the rotation of whole heads; each takes so many values and their partners.
+const ROTATION_THREADS: usize = 128;
+const ROTATED_VALUES: usize = 8;
 
 pub(super) fn require(
     what: &'static str,
@@ -33,14 +37,15 @@ pub(super) fn per_value(count: usize) -> Shape {
 }
 
 impl Stream {
-    /// `out[r] = table[tokens[r] - vocab.start]`, or zeros where `vocab` does not hold the token.
+    /// `out[r] = table[tokens[r] - vocab.start]`, or zeros where `vocab` does not hold the token. Tokens
+    /// that only the GPU knows are the newest of `samples`.
     ///
     /// # Errors
     /// If a shape does not fit, or the launch fails.
     pub fn embed(
         &mut self,
         table: &Matrix,
-        inputs: &StepInputs,
+        (inputs, samples): (&StepInputs, &SampleBuffers),
         rows: usize,
         vocab: &Range<u32>,
         out: &mut Tensor,
@@ -56,8 +61,9 @@ impl Stream {
         // SAFETY: the kernel's parameters; rows and widths were checked, and tokens outside the table
         // give zeros.
         unsafe {
-            let parameters: [&dyn super::stream::Parameter; 6] =
-                [&table.memory.address(), &inputs.rows(), &start, &len, &to, &width];
+            let (table, chosen) = (table.memory.address(), samples.chosen());
+            let parameters: [&dyn super::stream::Parameter; 7] =
+                [&table, &inputs.rows(), &chosen, &start, &len, &to, &width];
             self.launch(kernel, &per_row(rows, out.width), &parameters)
         }
     }
@@ -227,7 +233,7 @@ impl Stream {
         require("gate_mul", fits, || format!("widths {} and {}", gate_up.width, out.width))?;
         let kernel = if out.element == Element::F32 { "gate_mul_f32" } else { "gate_mul_bf16" };
         let shape =
-            Shape { grid: (out.width.div_ceil(1024), rows, 1), threads: 256, shared_bytes: 0 };
+            Shape { grid: (out.width.div_ceil(2048), rows, 1), threads: 256, shared_bytes: 0 };
         let tanh_gelu = i32::from(activation == Activation::GeluTanh);
         // SAFETY: the kernel's parameters; both tensors have `rows` rows.
         unsafe { self.launch(kernel, &shape, &[&from, &to, &(out.width as i32), &tanh_gelu]) }
@@ -256,21 +262,25 @@ impl Stream {
             && rows <= inputs.row_count()
             && cos.len == sin.len;
         require("rotate_and_append", fits, || format!("{layout:?}, width {}", qkv.width))?;
-        let kernel = match qkv.element {
-            Element::F32 => "rotate_and_append_f32",
-            Element::Bf16 => "rotate_and_append_bf16",
+        let wide = 2 * half_dim == layout.head_dim && half_dim.is_multiple_of(ROTATED_VALUES);
+        let kernel = match (qkv.element, wide) {
+            (Element::F32, false) => "rotate_and_append_f32",
+            (Element::F32, true) => "rotate_and_append_wide_f32",
+            (Element::Bf16, false) => "rotate_and_append_bf16",
+            (Element::Bf16, true) => "rotate_and_append_wide_bf16",
         };
         let heads = layout.heads + 2 * layout.kv_heads;
+        let pieces = heads * half_dim / ROTATED_VALUES;
+        let (groups, threads) = match wide {
+            false => (heads.div_ceil(ROTATED_HEADS), 32 * ROTATED_HEADS),
+            true => (pieces.div_ceil(ROTATION_THREADS), ROTATION_THREADS),
+        };
         // SAFETY: the kernel's parameters; slots lie in blocks that the pages have, and positions
         // are below the context lengths that the tables were made for.
         unsafe {
             self.launch(
                 kernel,
-                &Shape {
-                    grid: (rows, heads.div_ceil(ROTATED_HEADS), 1),
-                    threads: 256,
-                    shared_bytes: 0,
-                },
+                &Shape { grid: (rows, groups, 1), threads, shared_bytes: 0 },
                 &[
                     &at,
                     &inputs.rows(),

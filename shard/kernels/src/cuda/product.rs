@@ -12,8 +12,8 @@ use super::{
 };
 use crate::Activation;
 
-/// Products of at most so many rows are measured before their first use.
-const MEASURED_ROWS: usize = 512;
+/// Above so many rows, products of a class of sizes are done alike.
+const LARGE_ROWS: usize = 512;
 const MEASURED_RUNS: usize = 5;
 const WARPS: usize = 8;
 
@@ -49,9 +49,37 @@ pub(super) enum Gated {
     Split,
 }
 
+/// The rows that a product is done for: a few more than are asked for, so that there are not too many
+/// sizes to be measured. Steps are recorded for these sizes.
+pub fn product_rows(rows: usize) -> usize {
+    match rows {
+        0..=8 => rows.next_power_of_two(),
+        9..=64 => rows.next_multiple_of(8),
+        65..=128 => rows.next_multiple_of(16),
+        129..=LARGE_ROWS => rows.next_multiple_of(32),
+        _ => rows.next_multiple_of(64),
+    }
+}
+
+/// The sizes from `least` to `most` rows that products are measured for: each up to 512, then doubled.
+pub fn measured_rows(least: usize, most: usize) -> Vec<usize> {
+    let small = (least..=most.min(LARGE_ROWS)).map(product_rows);
+    let large = (0..).map(|doublings| (2 * LARGE_ROWS) << doublings);
+    let sizes = small.chain(large.take_while(|rows| *rows < most).filter(|rows| *rows >= least));
+    let mut sizes: Vec<usize> = sizes.chain([most]).map(|rows| rows.min(most)).collect();
+    sizes.dedup();
+    sizes
+}
+
+/// Sizes of a class are done by what was measured for its largest.
+fn class_rows(rows: usize) -> usize {
+    if rows > LARGE_ROWS { rows.next_power_of_two() } else { rows }
+}
+
 /// One product, its shapes checked.
 struct Call<'a> {
     key: Key,
+    class: Key,
     x: &'a Tensor,
     w: &'a Matrix,
     bias: Option<&'a Vector>,
@@ -83,9 +111,13 @@ impl Stream {
         if rows == 0 {
             return Ok(());
         }
+        // What the rows behind are made of does not matter.
+        let room = x.rows.min(out.rows);
         let (outputs, inputs, element) = (w.outputs, w.inputs, w.element);
+        let rows = product_rows(rows).min(room);
         let key = Key { rows, outputs, inputs, element, out: out.element };
-        let call = Call { key, x, w, bias };
+        let class = Key { rows: class_rows(rows).min(room), ..key };
+        let call = Call { key, class, x, w, bias };
         let product = self.product(&call, out)?;
         self.run_product(product, &call, out)
     }
@@ -104,7 +136,8 @@ impl Stream {
         out: &mut Tensor,
     ) -> Result<(), CudaError> {
         let (outputs, inputs, element) = (w.outputs / 2, w.inputs, w.element);
-        let key = Key { rows, outputs, inputs, element, out: out.element };
+        let padded = product_rows(rows).min(x.rows.min(out.rows));
+        let key = Key { rows: padded, outputs, inputs, element, out: out.element };
         let candidates = self.skinny(&key);
         let fits = x.width == inputs && out.width == outputs && x.element == element;
         if activation != Activation::Silu || bias.is_some() || candidates.is_empty() || !fits {
@@ -113,11 +146,11 @@ impl Stream {
         }
         x.require("gated_linear", rows)?;
         out.require("gated_linear", rows)?;
-        let call = Call { key, x, w, bias: None };
+        let call = Call { key, class: key, x, w, bias: None };
         let known = self.blas.gated.get(&key).copied();
         let gated = match known {
             Some(gated) => gated,
-            None if self.recording => Gated::Split,
+            None if !self.measuring => Gated::Split,
             None => self.measure_gated(&candidates, &call, gate_up, out)?,
         };
         self.run_gated(gated, &call, gate_up, out)
@@ -172,12 +205,12 @@ impl Stream {
         SKINNY.iter().filter(fits).copied().collect()
     }
 
-    /// The fastest way to do a product, measured the first time where that is worth it.
+    /// The fastest way to do a product: measured during the warm-up.
     fn product(&mut self, call: &Call<'_>, out: &mut Tensor) -> Result<Product, CudaError> {
-        if let Some(product) = self.blas.products.get(&call.key) {
+        if let Some(product) = self.blas.products.get(&call.class) {
             return Ok(*product);
         }
-        let plan = self.blas.plan(call.key)?;
+        let plan = self.blas.plan(call.key, call.class)?;
         let skinny = self.skinny(&call.key).into_iter().map(Product::Skinny);
         let blas = (0..plan.algorithms.len()).map(Product::Blas);
         let ways: Vec<Product> = skinny.chain(blas).collect();
@@ -185,7 +218,7 @@ impl Stream {
             let text = format!("no algorithm for {:?}", call.key);
             return Err(CudaError::Blas { call: "cublasLtMatmulAlgoGetHeuristic", text });
         };
-        if self.recording || call.key.rows > MEASURED_ROWS {
+        if !self.measuring || call.key != call.class {
             return Ok(first);
         }
         let mut best = (first, f32::INFINITY);
@@ -195,7 +228,7 @@ impl Stream {
                 best = (product, time);
             }
         }
-        self.blas.products.insert(call.key, best.0);
+        self.blas.products.insert(call.class, best.0);
         Ok(best.0)
     }
 
@@ -209,7 +242,7 @@ impl Stream {
             Product::Skinny(skinny) => return self.launch_skinny(skinny, call, out, false),
             Product::Blas(algorithm) => algorithm,
         };
-        self.blas_product(algorithm, call.key, (call.x, call.w), out)?;
+        self.blas_product(algorithm, (call.key, call.class), (call.x, call.w), out)?;
         match call.bias {
             Some(bias) => self.add_bias(out, call.key.rows, bias),
             None => Ok(()),
@@ -229,7 +262,7 @@ impl Stream {
     ) -> Result<(), CudaError> {
         let (outputs, inputs, element) = (w.outputs, w.inputs, w.element);
         let key = Key { rows, outputs, inputs, element, out: out.element };
-        self.launch_skinny(skinny, &Call { key, x, w, bias }, out, false)
+        self.launch_skinny(skinny, &Call { key, class: key, x, w, bias }, out, false)
     }
 
     /// A gated product by one kernel, whatever was measured.
@@ -244,7 +277,7 @@ impl Stream {
     ) -> Result<(), CudaError> {
         let (outputs, inputs, element) = (w.outputs / 2, w.inputs, w.element);
         let key = Key { rows, outputs, inputs, element, out: out.element };
-        self.launch_skinny(skinny, &Call { key, x, w, bias: None }, out, true)
+        self.launch_skinny(skinny, &Call { key, class: key, x, w, bias: None }, out, true)
     }
 
     fn launch_skinny(
@@ -306,6 +339,16 @@ impl Stream {
         }
         times.sort_by(f32::total_cmp);
         Ok(times[MEASURED_RUNS / 2])
+    }
+
+    /// From here on products that are new are measured.
+    pub fn begin_measuring(&mut self) {
+        self.measuring = true;
+    }
+
+    /// From here on they are not.
+    pub fn end_measuring(&mut self) {
+        self.measuring = false;
     }
 }
 

@@ -8,11 +8,14 @@ use bytemuck::{Pod, Zeroable};
 use super::{
     context::Context,
     error::CudaError,
+    event::Event,
     memory::{Memory, Pinned},
     stream::Stream,
 };
 use crate::{KvPages, SequenceRows};
 
+/// A token that only the GPU knows: what the step before chose for its sampled row `token - CHOSEN`.
+pub const CHOSEN: u32 = 1 << 31;
 /// Slot of a row that belongs to no sequence.
 pub const NO_SLOT: u32 = u32::MAX;
 /// Rows of a tile of prefill attention.
@@ -75,8 +78,10 @@ impl<T: Pod> List<T> {
     }
 }
 
-/// Inputs of one step. Filled while the step before is over: see [`Stream::synchronize`].
+/// Inputs of one step.
 pub struct StepInputs {
+    /// The copies of the step before, which read what a new step is written to.
+    uploaded: Event,
     rows: List<TokenInput>,
     sequences: List<SequenceInput>,
     tables: List<u32>,
@@ -100,7 +105,9 @@ impl StepInputs {
         sequences: usize,
         blocks_per_sequence: usize,
     ) -> Result<Self, CudaError> {
+        context.bind()?;
         Ok(Self {
+            uploaded: Event::of(context)?,
             rows: List::new(context, rows)?,
             sequences: List::new(context, sequences)?,
             tables: List::new(context, sequences * blocks_per_sequence)?,
@@ -112,13 +119,17 @@ impl StepInputs {
     }
 
     /// Takes a step: its sequences in the order of their rows, its tokens (none on later stages) and
-    /// the rows that sample.
+    /// the rows that sample. Waits for the copies of the step before.
+    ///
+    /// # Errors
+    /// If the GPU has failed.
     pub fn fill<'a>(
         &mut self,
         sequences: impl Iterator<Item = SequenceRows<'a>>,
         tokens: &[u32],
         sampled: &[usize],
-    ) {
+    ) -> Result<(), CudaError> {
+        self.uploaded.wait()?;
         for len in [&mut self.rows.len, &mut self.sequences.len, &mut self.tables.len] {
             *len = 0;
         }
@@ -126,9 +137,13 @@ impl StepInputs {
         for sequence in sequences {
             self.push(&sequence, tokens);
         }
-        self.work.staging.values_mut()[..self.work.len]
-            .sort_by_key(|&[_, first_row]| std::cmp::Reverse(first_row));
+        let sequences = self.sequences.staging.values();
+        self.work.staging.values_mut()[..self.work.len].sort_by_key(|&[index, first_row]| {
+            let SequenceInput { rows, context_len, .. } = sequences[index as usize];
+            std::cmp::Reverse(context_len - rows + first_row)
+        });
         self.sampled.extend(sampled.iter().map(|&row| row as u32));
+        Ok(())
     }
 
     fn push(&mut self, sequence: &SequenceRows<'_>, tokens: &[u32]) {
@@ -207,7 +222,8 @@ impl StepInputs {
         self.sequences.upload(stream)?;
         self.tables.upload(stream)?;
         self.sampled.upload(stream)?;
-        self.work.upload(stream)
+        self.work.upload(stream)?;
+        self.uploaded.record(stream)
     }
 
     pub fn row_count(&self) -> usize {

@@ -24,6 +24,8 @@ pub struct Stream {
     pub(super) blas: Blas,
     pub(super) attention: super::attention::Scratch,
     pub(super) recording: bool,
+    /// Products that are new are measured.
+    pub(super) measuring: bool,
 }
 
 // SAFETY: the handle may be used from any thread; `&mut self` keeps it to one at a time.
@@ -57,7 +59,14 @@ impl Stream {
         unsafe { check("cuStreamCreate", sys::cuStreamCreate(&mut raw, flags))? };
         let blas = Blas::new(context)?;
         let attention = super::attention::Scratch::new(context)?;
-        Ok(Self { context: context.clone(), raw, blas, attention, recording: false })
+        Ok(Self {
+            context: context.clone(),
+            raw,
+            blas,
+            attention,
+            recording: false,
+            measuring: false,
+        })
     }
 
     pub fn context(&self) -> &Arc<Context> {
@@ -147,7 +156,7 @@ impl Stream {
         }
     }
 
-    /// Copies `count` values from the GPU and waits for them, and so for all work before.
+    /// Copies `count` values from the GPU; returns before it is done. `to` must not be read until then.
     pub(super) fn copy_out<T: Pod>(
         &self,
         from: &Memory,
@@ -160,9 +169,8 @@ impl Stream {
         unsafe {
             let (target, bytes) = (data.as_mut_ptr().cast(), size_of_val(data));
             let code = sys::cuMemcpyDtoHAsync_v2(target, from.address(), bytes, self.raw);
-            check("cuMemcpyDtoHAsync", code)?;
+            check("cuMemcpyDtoHAsync", code)
         }
-        self.synchronize()
     }
 
     /// Rows as f32.

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use half::bf16;
 
-use super::{context::Context, error::CudaError, memory::Memory};
+use super::{context::Context, error::CudaError, memory::Memory, tensor_map::TensorMap};
 
 /// Weights are staged on the host in pieces of so many bytes.
 const STAGE_BYTES: usize = 8 << 20;
@@ -170,6 +170,8 @@ pub struct Pages {
     pub(super) kv_heads: usize,
     pub(super) head_dim: usize,
     pub(super) num_blocks: usize,
+    /// Where a kernel copies them in bulk.
+    pub(super) map: Option<TensorMap>,
 }
 
 impl Pages {
@@ -184,7 +186,13 @@ impl Pages {
     ) -> Result<Self, CudaError> {
         let bytes = num_blocks * Self::bytes_per_block(kv_heads, head_dim, element);
         let memory = Memory::new(context, bytes, "KV pages")?;
-        Ok(Self { memory, element, kv_heads, head_dim, num_blocks })
+        let rows = num_blocks * kv_heads * 2 * crate::KvPages::BLOCK_TOKENS;
+        let copied = context.is_hopper && element == Element::Bf16 && [64, 128].contains(&head_dim);
+        let map = match copied && i32::try_from(rows).is_ok() {
+            true => Some(TensorMap::new(&memory, rows, head_dim)?),
+            false => None,
+        };
+        Ok(Self { memory, element, kv_heads, head_dim, num_blocks, map })
     }
 
     pub fn bytes_per_block(kv_heads: usize, head_dim: usize, element: Element) -> usize {

@@ -1,6 +1,8 @@
 //! Every kernel against sums in f64 on the host, with odd shapes and outputs that were NaN before.
 //! These need a GPU.
 
+mod choices;
+
 use half::bf16;
 
 use super::{
@@ -53,6 +55,17 @@ impl Gpu {
             matrix.set_row(output, row).expect("copy");
         }
         matrix
+    }
+
+    fn pages(&self, pages: &Pages) -> Vec<f32> {
+        let words = self.stream.read_memory(&pages.memory).expect("read");
+        match pages.element {
+            Element::F32 => words,
+            Element::Bf16 => bytemuck::cast_slice(&words)
+                .iter()
+                .map(|&v: &u16| bf16::from_bits(v).to_f32())
+                .collect(),
+        }
     }
 
     fn read(&self, tensor: &Tensor) -> Vec<f32> {
@@ -286,7 +299,7 @@ fn check_attention(gpu: &mut Gpu, case: &Case, element: Element) {
     });
     let mut inputs =
         StepInputs::new(gpu.stream.context(), rows, case.sequences.len(), 100).expect("room");
-    inputs.fill(sequences, &[], &[]);
+    inputs.fill(sequences, &[], &[]).expect("fill");
     inputs.upload(&gpu.stream).expect("copy");
     let layout = HeadLayout {
         heads,
@@ -315,11 +328,18 @@ fn attention() {
     let long: Vec<(usize, usize)> =
         vec![(1, 1), (1, 16), (1, 17), (1, 64), (1, 200), (1, 999), (1, 33)];
     let mixed = vec![(1, 40), (1, 5), (70, 70), (1, 9), (130, 300), (7, 150)];
+    // Ends inside a page, at a page's and at a tile's end, with history and without.
+    let chunks = vec![(128, 128), (257, 257), (64, 384), (300, 555), (129, 640), (2, 3)];
     for (heads, kv_heads) in [(9, 3), (8, 2), (4, 4), (32, 1)] {
         for head_dim in [64, 128, 256, 24] {
-            for (window, soft_cap, sequences) in
-                [(0, 0.0, &long), (0, 0.0, &mixed), (50, 0.0, &long), (50, 3.0, &mixed)]
-            {
+            for (window, soft_cap, sequences) in [
+                (0, 0.0, &long),
+                (0, 0.0, &mixed),
+                (0, 0.0, &chunks),
+                (50, 0.0, &long),
+                (50, 3.0, &mixed),
+                (200, 0.0, &chunks),
+            ] {
                 let sequences = sequences.clone();
                 let case = Case { heads, kv_heads, head_dim, window, soft_cap, sequences };
                 check_attention(&mut gpu, &case, Element::Bf16);
@@ -334,84 +354,65 @@ fn attention() {
 #[test]
 fn rotation_and_append() {
     let mut gpu = Gpu::open();
-    let (heads, kv_heads, head_dim, half) = (3, 2, 24, 10);
-    let row_len = (heads + 2 * kv_heads) * head_dim;
-    let qkv = gpu.values(2 * row_len);
-    let (cos, sin) = (gpu.values(40 * half), gpu.values(40 * half));
-    let layout = HeadLayout { heads, kv_heads, head_dim, kv_of_head: vec![0, 0, 1] };
-    let context = gpu.stream.context().clone();
-    let mut pages = Pages::new(&context, 4, kv_heads, head_dim, Element::F32).expect("room");
-    let mut inputs = StepInputs::new(&context, 2, 1, 4).expect("room");
-    let blocks = [3, 1, 2];
-    let sequence = SequenceRows { first_row: 0, rows: 2, context_len: 34, blocks: &blocks };
-    inputs.fill([sequence].into_iter(), &[], &[]);
-    inputs.upload(&gpu.stream).expect("copy");
-    let mut tensor = gpu.tensor(&qkv, row_len, Element::F32);
-    let tables = [&cos, &sin].map(|table| Vector::new(&context, table).expect("room"));
-    let table = (&tables[0], &tables[1], half);
-    gpu.stream
-        .rotate_and_append(&mut tensor, &layout, table, &inputs, 2, &mut pages)
-        .expect("rotate");
-    let mut expected: Vec<f64> = qkv.iter().map(|&v| f64::from(v)).collect();
-    for row in 0..2 {
-        let angle = |table: &[f32], pair: usize| f64::from(table[(32 + row) * half + pair]);
-        for head in 0..heads + kv_heads {
-            for pair in 0..half {
-                let at = row * row_len + head * head_dim + pair;
-                let (a, b) = (expected[at], expected[at + half]);
-                let (c, s) = (angle(&cos, pair), angle(&sin, pair));
-                (expected[at], expected[at + half]) = (a * c - b * s, b * c + a * s);
+    let mut check = |(heads, kv_heads, head_dim, half): (usize, usize, usize, usize), element| {
+        let what = format!("heads {heads}/{kv_heads} of {head_dim}, half {half}, {element:?}");
+        let (rows, row_len) = (3, (heads + 2 * kv_heads) * head_dim);
+        let qkv = gpu.values(rows * row_len);
+        let (cos, sin) = (gpu.values(40 * half), gpu.values(40 * half));
+        let kv_of_head = (0..heads).map(|head| head * kv_heads / heads).collect();
+        let layout = HeadLayout { heads, kv_heads, head_dim, kv_of_head };
+        let context = gpu.stream.context().clone();
+        let mut pages = Pages::new(&context, 4, kv_heads, head_dim, element).expect("room");
+        let mut inputs = StepInputs::new(&context, rows, 1, 4).expect("room");
+        let blocks = [3, 1, 2];
+        // Positions 31, 32 and 33, in two blocks.
+        let sequence = SequenceRows { first_row: 0, rows, context_len: 34, blocks: &blocks };
+        inputs.fill([sequence].into_iter(), &[], &[]).expect("fill");
+        inputs.upload(&gpu.stream).expect("copy");
+        let mut tensor = gpu.tensor(&qkv, row_len, element);
+        let tables = [&cos, &sin].map(|table| Vector::new(&context, table).expect("room"));
+        let table = (&tables[0], &tables[1], half);
+        gpu.stream
+            .rotate_and_append(&mut tensor, &layout, table, &inputs, rows, &mut pages)
+            .expect(&what);
+        let mut expected: Vec<f64> = qkv.iter().map(|&v| f64::from(v)).collect();
+        for row in 0..rows {
+            let angle = |table: &[f32], pair: usize| f64::from(table[(31 + row) * half + pair]);
+            for head in 0..heads + kv_heads {
+                for pair in 0..half {
+                    let at = row * row_len + head * head_dim + pair;
+                    let (a, b) = (expected[at], expected[at + half]);
+                    let (c, s) = (angle(&cos, pair), angle(&sin, pair));
+                    (expected[at], expected[at + half]) = (a * c - b * s, b * c + a * s);
+                }
             }
         }
-    }
-    let found = gpu.read(&tensor);
-    for row in 0..2 {
-        let queries = row * row_len..row * row_len + heads * head_dim;
-        near(&found[queries.clone()], &expected[queries], F32, "rotation");
-    }
-    let stored = gpu.stream.read_memory(&pages.memory).expect("read");
-    for row in 0..2 {
-        for (part, of) in [(0, heads), (1, heads + kv_heads)] {
-            for head in 0..kv_heads {
-                let at =
-                    ((2 * kv_heads * 2 + head * 2 + part) * KvPages::BLOCK_TOKENS + row) * head_dim;
-                let from = row * row_len + (of + head) * head_dim;
-                near(&stored[at..at + head_dim], &expected[from..from + head_dim], F32, "pages");
+        let tolerance = if element == Element::F32 { F32 } else { BF16 };
+        let found = gpu.read(&tensor);
+        let stored = gpu.pages(&pages);
+        for row in 0..rows {
+            let queries = row * row_len..row * row_len + heads * head_dim;
+            near(&found[queries.clone()], &expected[queries], tolerance, &what);
+            let position = 31 + row;
+            let block = blocks[position / KvPages::BLOCK_TOKENS] as usize;
+            let slot = position % KvPages::BLOCK_TOKENS;
+            for (part, of) in [(0, heads), (1, heads + kv_heads)] {
+                for head in 0..kv_heads {
+                    let page = (block * kv_heads + head) * 2 + part;
+                    let at = (page * KvPages::BLOCK_TOKENS + slot) * head_dim;
+                    let from = row * row_len + (of + head) * head_dim;
+                    let values = &expected[from..from + head_dim];
+                    near(&stored[at..at + head_dim], values, tolerance, &what);
+                }
             }
         }
-    }
-}
-
-#[test]
-fn choices() {
-    let mut gpu = Gpu::open();
-    let (rows, width) = (5, 50_001);
-    let mut logits = gpu.values(rows * width);
-    logits.iter_mut().for_each(|logit| *logit *= 8.0);
-    logits[2 * width + 77] = f32::NAN;
-    logits[3 * width..4 * width].fill(f32::NEG_INFINITY);
-    logits[4 * width + 9] = 30.0;
-    logits[4 * width + 5] = 30.0;
-    let mut buffers = SampleBuffers::new(gpu.stream.context(), rows).expect("room");
-    let tensor = gpu.tensor(&logits, width, Element::F32);
-    let greedy = [Choice::default(); 5];
-    let chosen = buffers.choose(&gpu.stream, &tensor, 100, &greedy).expect("choose").to_vec();
-    for row in [0, 1, 4] {
-        let of_row = &logits[row * width..][..width];
-        let best = of_row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-        let token = of_row.iter().position(|&logit| logit == best).expect("one") as u32 + 100;
-        let sum: f64 = of_row.iter().map(|&logit| f64::from(logit - best).exp()).sum();
-        assert_eq!((chosen[row].status, chosen[row].token), (0, token), "row {row}");
-        near(&[chosen[row].logprob], &[-sum.ln()], F32, "logprob");
-    }
-    assert_eq!([chosen[2].status, chosen[3].status], [1, 3]);
-    // A draw with a narrow min-p can only find tokens that near.
-    for race in 0..50 {
-        let choice = Choice { inverse_temperature: 0.5, farthest: 0.01, race: race * 977 };
-        let chosen = buffers.choose(&gpu.stream, &tensor, 100, &[choice; 2]).expect("choose")[1];
-        let of_row = &logits[width..2 * width];
-        let best = of_row.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-        assert!((best - of_row[chosen.token as usize - 100]) * 0.5 <= 0.01, "{chosen:?}");
+    };
+    for element in [Element::F32, Element::Bf16] {
+        for shape in
+            [(3, 2, 24, 10), (9, 3, 64, 32), (5, 1, 128, 64), (4, 2, 128, 32), (3, 3, 80, 40)]
+        {
+            check(shape, element);
+        }
     }
 }
 

@@ -1,6 +1,7 @@
 //! Decode steps recorded by their number of sequences.
 
 use trireme_collectives::CollectiveError;
+use trireme_kernels::cuda::{measured_rows, product_rows};
 
 use super::{Cuda, done};
 use crate::batch::Batch;
@@ -8,23 +9,9 @@ use crate::batch::Batch;
 /// Decode steps are recorded for so many sequences at most; larger ones are queued kernel by kernel.
 const RECORDED_SEQUENCES: usize = 512;
 
-/// Sizes are denser where steps are shorter.
-fn recorded_size(sequences: usize) -> usize {
-    match sequences {
-        0..=8 => sequences.next_power_of_two(),
-        9..=64 => sequences.next_multiple_of(8),
-        65..=128 => sequences.next_multiple_of(16),
-        _ => sequences.next_multiple_of(32),
-    }
-}
-
 /// Every size up to `max_sequences`.
 pub(super) fn sizes(max_sequences: usize) -> Vec<usize> {
-    let most = max_sequences.min(RECORDED_SEQUENCES);
-    let mut sizes: Vec<usize> =
-        (1..=most).map(|sequences| recorded_size(sequences).min(max_sequences)).collect();
-    sizes.dedup();
-    sizes
+    measured_rows(1, max_sequences.min(RECORDED_SEQUENCES))
 }
 
 impl Cuda {
@@ -36,7 +23,7 @@ impl Cuda {
         if !self.records() || !decodes || rows == 0 || rows > RECORDED_SEQUENCES {
             return None;
         }
-        Some(recorded_size(rows).min(self.ready().max_sequences))
+        Some(product_rows(rows).min(self.ready().max_sequences))
     }
 
     /// Runs a step of a size that was not seen yet, then records it.
@@ -76,7 +63,7 @@ mod tests {
             let sizes = sizes(most);
             assert!(sizes.is_sorted() && sizes.last() == Some(&most.min(RECORDED_SEQUENCES)));
             for sequences in 1..=most.min(RECORDED_SEQUENCES) {
-                let size = recorded_size(sequences).min(most);
+                let size = product_rows(sequences).min(most);
                 assert!(sizes.contains(&size) && size >= sequences && size <= 2 * sequences + 7);
             }
         }
