@@ -117,31 +117,32 @@ fn describe(operations: &[Operation]) -> Value {
 }
 
 fn entry(operation: &Operation, generator: &mut SchemaGenerator) -> Value {
+    let error = match operation.dialect() {
+        Dialect::OpenAi => json!({"$ref": "#/components/schemas/OpenAiError"}),
+        Dialect::Tgi => json!({"$ref": "#/components/schemas/TgiError"}),
+    };
     let mut content = Map::new();
     if let Some(schema) = operation.answer {
         content.insert("application/json".into(), json!({"schema": schema(generator)}));
     }
     if let Some(schema) = operation.event {
         // As OpenAPI 3.2 has it: an event is an object, and its data a string that holds JSON.
-        let data = json!({
-            "type": "string",
+        let json = json!({
             "contentMediaType": "application/json",
-            "contentSchema": schema(generator),
+            "contentSchema": {"anyOf": [schema(generator), error]},
         });
+        let forms = match operation.dialect() {
+            Dialect::OpenAi => json!([json, {"const": "[DONE]"}]),
+            Dialect::Tgi => json!([json]),
+        };
+        let data = json!({"type": "string", "anyOf": forms});
         let event = json!({"type": "object", "properties": {"data": data}, "required": ["data"]});
         content.insert("text/event-stream".into(), json!({"schema": event}));
     }
     if content.is_empty() {
         content.insert("text/plain".into(), json!({"schema": {"type": "string"}}));
     }
-    let error = match operation.dialect() {
-        Dialect::OpenAi => "OpenAiError",
-        Dialect::Tgi => "TgiError",
-    };
-    let refused = |what: &str| {
-        let schema = json!({"$ref": format!("#/components/schemas/{error}")});
-        json!({"description": what, "content": {"application/json": {"schema": schema}}})
-    };
+    let refused = |what: &str| json!({"description": what, "content": {"application/json": {"schema": error}}});
     let mut entry = json!({
         "summary": operation.summary,
         "responses": {

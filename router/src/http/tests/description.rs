@@ -184,6 +184,9 @@ async fn events_are_described_as_objects_with_data() {
         let event = &document.pointer(&pointer).unwrap()["text/event-stream"]["schema"];
         assert_eq!(event["properties"]["data"]["type"], "string", "{path}: {event}");
         assert_eq!(event["required"], json!(["data"]), "{path}");
+        let forms = event["properties"]["data"]["anyOf"].as_array().expect("forms");
+        let is_ended = forms.contains(&json!({"const": "[DONE]"}));
+        assert_eq!(is_ended, path.starts_with("/v1"), "{path}: {event}");
     }
 }
 
