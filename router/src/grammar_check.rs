@@ -26,8 +26,9 @@ const KNOWN_MOST: usize = 1024;
 const KNOWN_BYTES_MOST: usize = 16 << 20;
 /// Checkers at once: the cores are the shards'.
 const CHECKERS: usize = 2;
-/// Checks that may wait for their turn.
+/// Checks that may wait for their turn, and for how long; most take tens of milliseconds.
 const WAITING_MOST: usize = 1024;
+const TURN_LIMIT: Duration = Duration::from_secs(10);
 /// A checker ends itself long before; this is for one that gets no processor.
 const ANSWER_LIMIT: Duration = Duration::from_secs(10);
 
@@ -63,10 +64,11 @@ impl GrammarChecks {
         if let Some(verdict) = self.known(grammar) {
             return told(verdict);
         }
-        let overloaded = |_| RouterError::Overloaded { limit: WAITING_MOST, retry_after_s: 1 };
-        let _place = self.places.try_acquire().map_err(overloaded)?;
+        let overloaded = || RouterError::Overloaded { limit: WAITING_MOST, retry_after_s: 1 };
+        let _place = self.places.try_acquire().map_err(|_| overloaded())?;
+        let turn = tokio::time::timeout(TURN_LIMIT, self.turns.acquire()).await;
         let closed = |error| RouterError::Internal(anyhow::Error::new(error));
-        let _turn = self.turns.acquire().await.map_err(closed)?;
+        let _turn = turn.map_err(|_| overloaded())?.map_err(closed)?;
         // The same grammar may have had its turn meanwhile, as with several choices of a request.
         if let Some(verdict) = self.known(grammar) {
             return told(verdict);

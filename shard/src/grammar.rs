@@ -4,6 +4,7 @@
 //! them sampled. A matcher is a function of grammar and tokens, so the ranks agree without talking,
 //! and one that is lost (preemption, a restart) is made again from the tokens.
 
+mod budget;
 mod masks;
 
 use std::{
@@ -13,19 +14,24 @@ use std::{
 };
 
 use tokio::sync::{Semaphore, oneshot};
-use trireme_grammar::{Compiler, Grammar, GrammarError, Matcher, Vocabulary};
+use trireme_grammar::{Cache, Compiler, Grammar, GrammarError, Matcher, Vocabulary};
 use trireme_proto::shard::v1 as proto;
 
+use budget::Budget;
 pub use masks::{Masks, StepMasks};
 
 /// Compilers recurse over the grammar; its depth is bounded by what this holds.
 const STACK_BYTES: usize = 16 << 20;
+/// Grammars whose budget is remembered; their text.
+const BUDGETS_MOST: usize = 1024;
+const BUDGETS_BYTES_MOST: usize = 4 << 20;
 
 /// The compiler of the epoch's vocabulary, shared by calls and steps.
 pub struct Grammars {
     state: Mutex<State>,
+    budgets: Mutex<Cache<Arc<Budget>>>,
     /// One grammar at a time is compiled ahead: the cores are the steps'.
-    turn: Semaphore,
+    turn: Arc<Semaphore>,
 }
 
 #[derive(Default)]
@@ -37,7 +43,8 @@ struct State {
 
 impl Default for Grammars {
     fn default() -> Self {
-        Self { state: Mutex::default(), turn: Semaphore::new(1) }
+        let budgets = Mutex::new(Cache::new(BUDGETS_MOST, BUDGETS_BYTES_MOST));
+        Self { state: Mutex::default(), budgets, turn: Arc::new(Semaphore::new(1)) }
     }
 }
 
@@ -57,9 +64,21 @@ impl Grammars {
     /// A matcher at the start of an answer; compiles where it must.
     ///
     /// # Errors
-    /// There is no vocabulary, or the grammar is beyond the limits.
+    /// There is no vocabulary, or the grammar is beyond the limits, or has spent its budget.
     pub fn matcher(&self, grammar: &Grammar) -> Result<Matcher, GrammarError> {
+        self.budget(grammar).check()?;
         self.compiler()?.compile(grammar)
+    }
+
+    /// Shared by all answers under the grammar.
+    fn budget(&self, grammar: &Grammar) -> Arc<Budget> {
+        let mut budgets = self.budgets.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(known) = budgets.get(grammar) {
+            return known.clone();
+        }
+        let fresh = Arc::new(Budget::default());
+        budgets.insert(grammar, fresh.clone());
+        fresh
     }
 
     fn compiler(&self) -> Result<Arc<Compiler>, GrammarError> {
@@ -80,12 +99,14 @@ impl Grammars {
     pub async fn prepare(self: Arc<Self>, grammar: Grammar) -> Result<Duration, GrammarError> {
         let failed = |cause: String| GrammarError::Invalid(format!("it was not compiled: {cause}"));
         let this = self.clone();
-        let _turn = self.turn.acquire().await.map_err(|error| failed(error.to_string()))?;
+        let turn = self.turn.clone().acquire_owned().await;
+        let turn = turn.map_err(|error| failed(error.to_string()))?;
         let (done, result) = oneshot::channel();
         let work = move || {
             let start = Instant::now();
             // The caller may have gone; what was compiled is kept all the same.
             drop(done.send(this.matcher(&grammar).map(|_| start.elapsed())));
+            drop(turn);
         };
         let thread = thread::Builder::new().name("grammar".into()).stack_size(STACK_BYTES);
         thread.spawn(work).map_err(|error| failed(error.to_string()))?;

@@ -43,12 +43,12 @@ pub struct StepOutcome {
 
 impl StepOutcome {
     /// Adds what came of a sequence.
-    fn tell(&mut self, sequence: u64, sample: Result<Sampled, String>) {
+    fn tell(&mut self, sequence: u64, sample: Result<Sampled, SequenceError>) {
         match sample {
             Ok(Sampled { token, logprob, top }) => {
                 self.tokens.push(StepToken { sequence, token, logprob, top });
             }
-            Err(message) => self.errors.push(SequenceError::new(sequence, message)),
+            Err(error) => self.errors.push(error),
         }
     }
 }
@@ -258,7 +258,8 @@ impl<D: Device> Runner<D> {
             {
                 sample.logprob = 0.0;
             }
-            outcome.tell(row.sequence, sample.map_err(|error| error.to_string()));
+            let told = |error: SampleError| SequenceError::new(row.sequence, error.to_string());
+            outcome.tell(row.sequence, sample.map_err(told));
         }
         outcome.timings.sample = queued.elapsed();
         outcome
@@ -327,8 +328,13 @@ impl<D: Device> Runner<D> {
         for (row, sample) in rows.iter().zip(samples) {
             let sequence = row.sequence;
             sampled.push((sequence, sample.as_ref().ok().map(|sample| sample.token)));
-            let told =
-                |error: SampleError| masks.error(sequence).unwrap_or_else(|| error.to_string());
+            let told = |error| match error {
+                SampleError::Grammar => {
+                    let why = masks.error(sequence).unwrap_or_else(|| error.to_string());
+                    SequenceError::of_grammar(sequence, why)
+                }
+                _ => SequenceError::new(sequence, error.to_string()),
+            };
             outcome.tell(sequence, sample.map_err(told));
         }
         self.token_return.publish(&mut self.device, &sampled, &mut self.sequences)?;

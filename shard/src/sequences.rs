@@ -23,11 +23,17 @@ pub struct Limits {
 pub struct SequenceError {
     pub sequence: u64,
     pub message: String,
+    /// What its grammar asks for cannot be had.
+    pub grammar: bool,
 }
 
 impl SequenceError {
     pub fn new(sequence: u64, message: impl Into<String>) -> Self {
-        Self { sequence, message: message.into() }
+        Self { sequence, message: message.into(), grammar: false }
+    }
+
+    pub fn of_grammar(sequence: u64, message: impl Into<String>) -> Self {
+        Self { grammar: true, ..Self::new(sequence, message) }
     }
 }
 

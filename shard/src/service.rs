@@ -228,6 +228,7 @@ fn step_reply(outcome: StepOutcome, answers_tokens: bool) -> proto::StepReply {
     let error = |error: SequenceError| proto::SequenceError {
         sequence: error.sequence,
         message: error.message,
+        grammar: error.grammar,
     };
     proto::StepReply {
         step_id,

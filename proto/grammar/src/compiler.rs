@@ -13,7 +13,8 @@ use crate::{Cache, Grammar, GrammarError, Kind, Matcher, Vocabulary};
 
 /// Compiled grammars that are kept.
 const COMPILED_MOST: usize = 256;
-const COMPILED_BYTES_MOST: usize = 8 << 20;
+/// Of their text; compiled, a byte becomes a hundred.
+const COMPILED_BYTES_MOST: usize = 1 << 20;
 /// Steps of building the lexer; about 50,000 take a millisecond.
 const LEXER_FUEL: u64 = 1_000_000;
 /// Lexer steps of one mask; about 14,000 take a millisecond.
@@ -21,9 +22,9 @@ const MASK_LEXER_FUEL: u64 = 200_000;
 /// Parser items of one mask; about 20,000 take a millisecond.
 const MASK_ITEMS: usize = 50_000;
 /// Parser items of one byte.
-const BYTE_ITEMS: usize = 4_000;
+const BYTE_ITEMS: usize = 2_000;
 /// Lexer states of one answer, of 1 to 2 kB each.
-const LEXER_STATES: usize = 50_000;
+const LEXER_STATES: usize = 10_000;
 /// Symbols in the productions of a grammar.
 const GRAMMAR_SYMBOLS: usize = 200_000;
 
@@ -98,6 +99,12 @@ impl Compiler {
 fn invalid(error: impl std::fmt::Display) -> GrammarError {
     const SHOWN_CHARS: usize = 300;
     let text = error.to_string();
+    if text.starts_with("panic:") {
+        // What follows speaks to the compiler's makers.
+        return GrammarError::Invalid(
+            "a number or a nesting in it is beyond what is supported".into(),
+        );
+    }
     let lines: Vec<&str> = text.lines().map(str::trim).filter(|line| !line.is_empty()).collect();
     let said: String = lines.join(" ").chars().take(SHOWN_CHARS).collect();
     GrammarError::Invalid(said)

@@ -65,7 +65,8 @@ impl Grammar {
 
     /// One of `choices`, letter by letter.
     pub fn choice(choices: &[String]) -> Self {
-        let escaped: Vec<String> = choices.iter().map(|choice| escape(choice)).collect();
+        let escaped: Vec<String> =
+            choices.iter().map(|choice| regex_syntax::escape(choice)).collect();
         Self { kind: Kind::Regex, text: format!("(?:{})", escaped.join("|")) }
     }
 
@@ -119,18 +120,6 @@ fn depth_exceeds(value: &Value, most: usize) -> bool {
     }
 }
 
-/// `text` as a regular expression that matches itself.
-fn escape(text: &str) -> String {
-    let mut escaped = String::with_capacity(text.len());
-    for character in text.chars() {
-        if character.is_ascii_punctuation() {
-            escaped.push('\\');
-        }
-        escaped.push(character);
-    }
-    escaped
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -175,6 +164,8 @@ mod tests {
         verdict(schema(json!({"$ref": "http://example.com/a"})), "example.com");
         verdict(schema(json!({"type": "string", "pattern": "("})), "(");
         verdict(schema(json!({"type": "integer", "minimum": 3, "maximum": 2})), "minimum");
+        let wide = json!({"type": "integer", "minimum": -1e21, "maximum": 1e300});
+        verdict(schema(wide), "beyond what is supported");
         let overlapping = json!({"oneOf": [{"type": "integer"}, {"type": "number"}]});
         verdict(schema(overlapping), "oneOf");
         let deep = (0..70).fold(json!({}), |inner, _| json!({"items": inner}));
@@ -182,7 +173,8 @@ mod tests {
         verdict(Ok(Grammar::regex(r"\d{3}-\d{4}")), "");
         verdict(Ok(Grammar::regex("(")), "unclosed group");
         verdict(Ok(Grammar::regex("(?=a)b")), "look-around");
-        verdict(Ok(Grammar::choice(&["a.b".into(), "(c".into(), "é\n|".into()])), "");
+        let odd = ["a.b", "(c", "é\n|", "<yes>", "a&b~c#d-e", "/\\\"'`"].map(str::to_owned);
+        verdict(Ok(Grammar::choice(&odd)), "");
         verdict(Ok(Grammar::lark("start: \"a\" <|tool|> <[3]> b\nb: /[0-9]+/")), "");
         verdict(Ok(Grammar::lark("start: <|other|>")), "other");
         verdict(Ok(Grammar::lark("start: nothing")), "nothing");

@@ -81,6 +81,11 @@ impl ActiveRequest {
         self.lifecycle.span()
     }
 
+    /// The field of its grammar.
+    pub fn constrained_by(&self) -> Option<&'static str> {
+        self.request.parameters.constraint.as_ref().map(|constraint| constraint.field)
+    }
+
     /// What the shards need to know of it.
     pub fn sequence_parameters(&self) -> SequenceParameters {
         let parameters = &self.request.parameters;

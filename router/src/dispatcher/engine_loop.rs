@@ -210,7 +210,11 @@ impl EngineLoop {
             id,
             prompt: request.prompt_ids.to_vec(),
             max_new_tokens: request.max_new_tokens as usize,
-            min_new_tokens: parameters.min_new_tokens as usize,
+            // The shards hold an early end back, but not that of an answer that its grammar completes.
+            min_new_tokens: match parameters.constraint {
+                None => parameters.min_new_tokens as usize,
+                Some(_) => 0,
+            },
             stop_token_ids: parameters.stop_token_ids.clone(),
             priority: parameters.priority,
             score_from: parameters.prompt_scoring.map(|scoring| scoring.start as usize),
@@ -401,7 +405,8 @@ impl EngineLoop {
                 }
                 Event::Failed { id, reason } => {
                     if let Some(request) = self.active.remove(&id) {
-                        request.fail(failure(id, reason, errors));
+                        let error = failure(id, reason, errors, &request);
+                        request.fail(error);
                     }
                 }
                 Event::Preempted { .. } => metrics::preempted(),
@@ -454,12 +459,23 @@ fn refusal(rejection: Rejection) -> RouterError {
     }
 }
 
-fn failure(id: SequenceId, reason: FailReason, errors: &[proto::SequenceError]) -> RouterError {
+fn failure(
+    id: SequenceId,
+    reason: FailReason,
+    errors: &[proto::SequenceError],
+    request: &ActiveRequest,
+) -> RouterError {
     match reason {
         FailReason::GroupLost => RouterError::ShardLost,
         FailReason::Sequence => {
             let told = errors.iter().find(|error| error.sequence == id);
-            RouterError::Sequence(told.map(|error| error.message.clone()).unwrap_or_default())
+            let message = told.map(|error| error.message.clone()).unwrap_or_default();
+            match request.constrained_by().filter(|_| told.is_some_and(|error| error.grammar)) {
+                Some(field) => {
+                    RouterError::Invalid { field, message: format!("{field}: {message}") }
+                }
+                None => RouterError::Sequence(message),
+            }
         }
     }
 }

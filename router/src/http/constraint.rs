@@ -135,8 +135,16 @@ fn typed(
         Some("json_object") => constraint(field, Grammar::json_object(whitespace))?,
         Some("json_schema") => {
             let wrapped = value()?;
-            // TGI's form is the schema itself.
-            of_kind(field, "json", wrapped.get("schema").unwrap_or(wrapped), whitespace)?
+            let is_wrapper = wrapped.get("name").is_some() || wrapped.get("strict").is_some();
+            match wrapped.get("schema") {
+                Some(schema) => of_kind(field, "json", schema, whitespace)?,
+                None if is_wrapper => {
+                    let message = format!("{field}.json_schema.schema is required");
+                    return Err(Refusal::invalid(field, message));
+                }
+                // TGI's form is the schema itself.
+                None => of_kind(field, "json", wrapped, whitespace)?,
+            }
         }
         Some("json") => of_kind(field, "json", value()?, whitespace)?,
         Some("regex") => of_kind(field, "regex", value()?, whitespace)?,
@@ -277,6 +285,8 @@ mod tests {
         check(json!({"response_format": schema}), Ok(r#"{"type":"integer"}"#));
         let bare = json!({"type": "json_schema", "json_schema": integer});
         check(json!({"response_format": bare}), Ok(r#"{"type":"integer"}"#));
+        let misspelt = json!({"type": "json_schema", "json_schema": {"name": "n", "schemas": {}}});
+        check(json!({"response_format": misspelt}), Err("json_schema.schema is required"));
         let value = json!({"type": "regex", "value": "a+"});
         check(json!({"response_format": value}), Ok("a+"));
         check(json!({"response_format": {"type": "json_schema"}}), Err("needs its schema"));

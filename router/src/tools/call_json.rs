@@ -157,9 +157,12 @@ impl CallJson {
         let token = std::mem::take(&mut self.token);
         self.expect = Expect::Next;
         if self.is_arguments() && !token.starts_with('{') {
-            // Arguments as a string of JSON, or as null.
-            let value: Value = serde_json::from_str(token.trim()).unwrap_or_default();
-            let text = value.as_str().map_or_else(|| "{}".to_owned(), str::to_owned);
+            // Arguments as a string of JSON, or as null; what else a model writes is the client's to judge.
+            let text = match serde_json::from_str(token.trim()) {
+                Ok(Value::Null) => "{}".to_owned(),
+                Ok(Value::String(text)) => text,
+                _ => token.trim().to_owned(),
+            };
             self.argue(&text, parts);
         } else if self.key == "name" && !self.named {
             let Ok(name) = serde_json::from_str::<String>(token.trim()) else {
@@ -240,6 +243,8 @@ mod tests {
         check(r#"{"type": "function", "name": "f", "n": 12 }"#, "f", "{}", complete);
         check(r#"{"name": "f", "arguments": "{\"a\": 1}"}"#, "f", r#"{"a": 1}"#, complete);
         check(r#"{"name": "f", "arguments": null}"#, "f", "{}", complete);
+        check(r#"{"name": "f", "arguments": [1, 2]}"#, "f", "[1, 2]", complete);
+        check(r#"{"name": "f", "arguments": 3 }"#, "f", "3", complete);
         check(r#"{"name": "f", "arguments": {"a"#, "f", r#"{"a"#, State::Open);
         check(r#"{"city": "Paris"}"#, "", "", State::Broken);
         check(r#"{"name": 3}"#, "", "", State::Broken);

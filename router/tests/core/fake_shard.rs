@@ -259,7 +259,7 @@ impl State {
         let last = *known.tokens.last().ok_or("empty")?;
         if script.poison == Some(last) {
             let message = "poisoned".to_owned();
-            reply.errors.push(proto::SequenceError { sequence: id, message });
+            reply.errors.push(proto::SequenceError { sequence: id, message, grammar: false });
             return Ok(());
         }
         let token = (last + 1) % VOCAB;

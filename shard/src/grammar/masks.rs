@@ -12,7 +12,7 @@ use std::{
 use tracing::error;
 use trireme_grammar::{Grammar, GrammarError, Mask, Matcher};
 
-use super::{Grammars, STACK_BYTES};
+use super::{Budget, Grammars, STACK_BYTES};
 use crate::{batch::Batch, sampler::Constraint, sequences::Sequences};
 
 /// A mask takes tens of microseconds: few threads keep up with a full step.
@@ -33,6 +33,7 @@ struct Place {
     /// Tokens of the sequence that the matcher has taken, its prompt included.
     taken: usize,
     matcher: Result<Matcher, GrammarError>,
+    budget: Arc<Budget>,
 }
 
 struct Job {
@@ -118,7 +119,7 @@ impl Masks {
         }
     }
 
-    /// Waits for the masks of the step that began. Limits on each of them bound the wait.
+    /// Waits for the masks of the step that began. The budgets of the grammars bound the wait.
     pub fn finish(&mut self) -> StepMasks {
         let mut masks = StepMasks::default();
         let Some(workers) = &mut self.workers else { return masks };
@@ -157,10 +158,14 @@ fn work(inbox: &Mutex<Receiver<Job>>, grammars: &Grammars) {
             generation,
             taken,
             matcher: grammars.matcher(&grammar),
+            budget: grammars.budget(&grammar),
         });
+        let budget = &place.budget;
         let mask = place.matcher.as_mut().map_err(|error| error.clone()).and_then(|matcher| {
-            matcher.advance(&tokens)?;
-            matcher.mask()
+            budget.spend(|| {
+                matcher.advance(&tokens)?;
+                matcher.mask()
+            })
         });
         place.taken += tokens.len();
         // Nobody waits after a reset.
