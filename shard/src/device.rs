@@ -3,6 +3,7 @@
 pub mod cpu;
 #[cfg(feature = "cuda")]
 pub mod cuda;
+mod host_groups;
 
 use std::{ops::Range, time::Duration};
 

@@ -1,9 +1,6 @@
 //! The CPU device: trireme's own kernels on a team of threads, host collectives.
 
-use std::{
-    ops::Range,
-    time::{Duration, Instant},
-};
+use std::{ops::Range, time::Duration};
 
 use trireme_checkpoint::DType;
 use trireme_collectives::{AbortHandle, CollectiveError, World};
@@ -12,7 +9,7 @@ use trireme_kernels::{
     SequenceRows, Storage, Team,
 };
 
-use super::{AttentionRule, Device, Samples, Scores};
+use super::{AttentionRule, Device, Samples, Scores, host_groups::HostGroups};
 use crate::{
     batch::Batch,
     layers::mixture::{ExpertBuffers, Experts},
@@ -59,8 +56,7 @@ impl Buffer {
 pub struct Cpu {
     team: Team,
     kv_storage: Storage,
-    world: Option<World>,
-    collective_time: Duration,
+    groups: HostGroups,
     routing: Routing,
 }
 
@@ -69,25 +65,9 @@ impl Cpu {
         Self {
             team: Team::new(threads),
             kv_storage,
-            world: None,
-            collective_time: Duration::ZERO,
+            groups: HostGroups::default(),
             routing: Routing::default(),
         }
-    }
-
-    /// Runs one group operation and counts its time.
-    fn with_world<T>(
-        &mut self,
-        operation: impl FnOnce(&mut World, &Team) -> Result<T, CollectiveError>,
-    ) -> Result<T, CollectiveError> {
-        let start = Instant::now();
-        let world = self.world.as_mut().ok_or(CollectiveError::Mismatch {
-            operation: "collective",
-            detail: "this rank has joined no group".into(),
-        })?;
-        let result = operation(world, &self.team);
-        self.collective_time += start.elapsed();
-        result
     }
 }
 
@@ -299,34 +279,30 @@ impl Device for Cpu {
         world.abort.clone()
     }
     fn join(&mut self, world: World) -> Result<(), CollectiveError> {
-        self.world = Some(world);
+        self.groups.join(world);
         Ok(())
     }
     fn leave(&mut self) {
-        self.world = None;
+        self.groups.leave();
     }
     fn set_deadline(&mut self, deadline: Duration) -> Result<(), CollectiveError> {
-        self.with_world(|world, _| {
-            world.tensor.set_deadline(deadline);
-            world.global.set_deadline(deadline);
-            Ok(())
-        })
+        self.groups.set_deadline(deadline)
     }
     fn all_reduce(&mut self, x: &mut Buffer, rows: usize) -> Result<(), CollectiveError> {
-        self.with_world(|world, _| world.tensor.all_reduce_sum(x.first_mut(rows)))
+        self.groups.run(|world| world.tensor.all_reduce_sum(x.first_mut(rows)))
     }
     fn send(&mut self, to: usize, x: &Buffer, rows: usize) -> Result<(), CollectiveError> {
-        self.with_world(|world, _| world.global.send(to, x.first(rows)))
+        self.groups.run(|world| world.global.send(to, x.first(rows)))
     }
     fn recv(&mut self, from: usize, x: &mut Buffer, rows: usize) -> Result<(), CollectiveError> {
-        self.with_world(|world, _| world.global.recv(from, x.first_mut(rows)))
+        self.groups.run(|world| world.global.recv(from, x.first_mut(rows)))
     }
     fn send_tokens(&mut self, to: usize, tokens: &[u32]) -> Result<(), CollectiveError> {
-        self.with_world(|world, _| world.global.send_bytes(to, bytemuck::cast_slice(tokens)))
+        self.groups.run(|world| world.global.send_bytes(to, bytemuck::cast_slice(tokens)))
     }
     fn recv_tokens(&mut self, from: usize, tokens: &mut [u32]) -> Result<(), CollectiveError> {
         let bytes = bytemuck::cast_slice_mut(tokens);
-        self.with_world(|world, _| world.global.recv_bytes(from, bytes))
+        self.groups.run(|world| world.global.recv_bytes(from, bytes))
     }
     fn sample(
         &mut self,
@@ -335,9 +311,8 @@ impl Device for Cpu {
         vocab: Range<u32>,
     ) -> Result<Samples, CollectiveError> {
         let logits = logits.first_mut(rows.len());
-        self.with_world(|world, team| {
-            sampler::sample(rows, logits, vocab, &mut *world.tensor, team)
-        })
+        self.groups
+            .run(|world| sampler::sample(rows, logits, vocab, &mut *world.tensor, &self.team))
     }
     fn score(
         &mut self,
@@ -346,10 +321,10 @@ impl Device for Cpu {
         vocab: Range<u32>,
     ) -> Result<Scores, CollectiveError> {
         let logits = logits.first(rows.len());
-        self.with_world(|world, team| sampler::score(rows, logits, vocab, &mut *world.tensor, team))
+        self.groups.run(|world| sampler::score(rows, logits, vocab, &mut *world.tensor, &self.team))
     }
     fn take_collective_time(&mut self) -> Duration {
-        std::mem::take(&mut self.collective_time)
+        self.groups.take_time()
     }
 }
 

@@ -8,7 +8,7 @@ mod recording;
 use std::{collections::HashMap, ops::Range, sync::Arc, time::Duration};
 
 use trireme_checkpoint::DType;
-use trireme_collectives::{AbortHandle, CollectiveError, World, nccl::GpuGroups};
+use trireme_collectives::{AbortHandle, CollectiveError, nccl::GpuGroups};
 use trireme_kernels::{
     Activation, HeadLayout, KvPages, Team,
     cuda::{
@@ -19,7 +19,7 @@ use trireme_kernels::{
 
 use self::experts::Expertise;
 pub use self::ranks::GpuWorld;
-use super::{AttentionRule, Device, Samples, Scores};
+use super::{AttentionRule, Device, Samples, Scores, host_groups::HostGroups};
 use crate::{
     batch::{self, Batch},
     layers::mixture::{ExpertBuffers, Experts},
@@ -66,11 +66,10 @@ pub struct Cuda {
     ready: Option<Ready>,
     /// While a step of some rows is recorded for more rows: both numbers.
     padded: Option<(usize, usize)>,
-    world: Option<World>,
-    /// Beside the world of several ranks, where there is NCCL.
+    hosts: HostGroups,
+    /// Beside the host's of several ranks, where there is NCCL.
     groups: Option<GpuGroups>,
     expertise: Expertise,
-    collective_time: Duration,
 }
 
 impl Cuda {
@@ -85,10 +84,9 @@ impl Cuda {
             team: Team::new(threads),
             ready: None,
             padded: None,
-            world: None,
+            hosts: HostGroups::default(),
             groups: None,
             expertise: Expertise::default(),
-            collective_time: Duration::ZERO,
         })
     }
 
@@ -379,11 +377,11 @@ impl Device for Cuda {
     }
     fn send_tokens(&mut self, to: usize, tokens: &[u32]) -> Result<(), CollectiveError> {
         let bytes = bytemuck::cast_slice(tokens);
-        self.with_world(|world, _, _| world.global.send_bytes(to, bytes))
+        self.hosts.run(|world| world.global.send_bytes(to, bytes))
     }
     fn recv_tokens(&mut self, from: usize, tokens: &mut [u32]) -> Result<(), CollectiveError> {
         let bytes = bytemuck::cast_slice_mut(tokens);
-        self.with_world(|world, _, _| world.global.recv_bytes(from, bytes))
+        self.hosts.run(|world| world.global.recv_bytes(from, bytes))
     }
     fn sample(
         &mut self,
@@ -391,12 +389,12 @@ impl Device for Cuda {
         logits: &mut Tensor,
         vocab: Range<u32>,
     ) -> Result<Samples, CollectiveError> {
-        let samples = if self.tensor_ranks() == 1 {
+        let samples = if self.hosts.tensor_ranks() == 1 {
             self.sample_alone(rows, logits, &vocab)
         } else {
-            self.with_world(|world, stream, team| {
-                let mut values = done(stream.read_rows(logits, 0..rows.len()));
-                sampler::sample(rows, &mut values, vocab, &mut *world.tensor, team)
+            self.hosts.run(|world| {
+                let mut values = done(self.stream.read_rows(logits, 0..rows.len()));
+                sampler::sample(rows, &mut values, vocab, &mut *world.tensor, &self.team)
             })
         };
         self.check_groups()?;
@@ -408,7 +406,7 @@ impl Device for Cuda {
         logits: &Tensor,
         vocab: &Range<u32>,
     ) -> bool {
-        let alone = self.world.as_ref().is_none_or(|world| world.global.size() == 1);
+        let alone = self.hosts.is_alone();
         if alone {
             self.queue(rows.iter().copied(), logits, vocab);
         }
@@ -427,13 +425,14 @@ impl Device for Cuda {
         logits: &Tensor,
         vocab: Range<u32>,
     ) -> Result<Scores, CollectiveError> {
-        self.with_world(|world, stream, team| {
-            let values = done(stream.read_rows(logits, 0..rows.len()));
-            sampler::score(rows, &values, vocab, &mut *world.tensor, team)
-        })
-        .and_then(|scores| self.check_groups().map(|()| scores))
+        self.hosts
+            .run(|world| {
+                let values = done(self.stream.read_rows(logits, 0..rows.len()));
+                sampler::score(rows, &values, vocab, &mut *world.tensor, &self.team)
+            })
+            .and_then(|scores| self.check_groups().map(|()| scores))
     }
     fn take_collective_time(&mut self) -> Duration {
-        std::mem::take(&mut self.collective_time)
+        self.hosts.take_time()
     }
 }

@@ -39,9 +39,9 @@ impl Cuda {
                 continue;
             }
             let mut values = done(self.stream.read_rows(logits, index..index + 1));
-            let mut sampled = self.with_world(|world, _, team| {
+            let mut sampled = self.hosts.run(|world| {
                 let row = std::slice::from_ref(row);
-                sampler::sample(row, &mut values, vocab.clone(), &mut *world.tensor, team)
+                sampler::sample(row, &mut values, vocab.clone(), &mut *world.tensor, &self.team)
             })?;
             samples[index] = sampled.remove(0);
         }

@@ -23,11 +23,10 @@ impl Cuda {
     /// differ in the last bits, and choose other experts.
     fn router_logits(&mut self, logits: &Tensor, rows: usize) -> Result<Vec<f32>, CollectiveError> {
         let mut values = done(self.stream.read_rows(logits, 0..rows));
-        if self.tensor_ranks() > 1 {
+        if self.hosts.tensor_ranks() > 1 {
             self.check_groups()?;
-            self.with_world(|world, _, _| {
-                world.tensor.broadcast(0, bytemuck::cast_slice_mut(&mut values))
-            })?;
+            self.hosts
+                .run(|world| world.tensor.broadcast(0, bytemuck::cast_slice_mut(&mut values)))?;
         }
         Ok(values)
     }

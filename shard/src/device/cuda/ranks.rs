@@ -8,10 +8,7 @@ use trireme_collectives::{
     CollectiveError, World,
     nccl::{GpuGroups, Seat, UniqueId},
 };
-use trireme_kernels::{
-    Team,
-    cuda::{Stream, Tensor},
-};
+use trireme_kernels::cuda::Tensor;
 
 use super::{Cuda, done};
 
@@ -32,7 +29,7 @@ impl Cuda {
         let GpuWorld { hosts, seat, ids } = world;
         done(self.stream.bind());
         let abort = hosts.abort.clone();
-        self.world = Some(hosts);
+        self.hosts.join(hosts);
         if seat.tp * seat.pp == 1 {
             return Ok(());
         }
@@ -57,12 +54,12 @@ impl Cuda {
         // Recorded steps hold the groups.
         self.ready = None;
         self.groups = None;
-        self.world = None;
+        self.hosts.leave();
     }
 
     /// Whether a step of all ranks can be recorded.
     pub(super) fn records(&self) -> bool {
-        let alone = self.world.as_ref().is_none_or(|world| world.global.size() == 1);
+        let alone = self.hosts.is_alone();
         !self.expertise.is_used && (alone || self.groups.is_some())
     }
 
@@ -76,49 +73,25 @@ impl Cuda {
         self.groups.as_ref().map_or(Ok(()), GpuGroups::check)
     }
 
-    /// Runs one group operation of the host and counts its time.
-    pub(super) fn with_world<T>(
-        &mut self,
-        operation: impl FnOnce(&mut World, &Stream, &Team) -> Result<T, CollectiveError>,
-    ) -> Result<T, CollectiveError> {
-        let start = Instant::now();
-        let world = self.world.as_mut().ok_or(CollectiveError::Mismatch {
-            operation: "collective",
-            detail: "this rank has joined no group".into(),
-        })?;
-        let result = operation(world, &self.stream, &self.team);
-        self.collective_time += start.elapsed();
-        result
-    }
-
     pub(super) fn limit_waits(&mut self, deadline: Duration) -> Result<(), CollectiveError> {
         if let Some(groups) = &mut self.groups {
             groups.set_deadline(deadline);
         }
-        self.with_world(|world, _, _| {
-            world.tensor.set_deadline(deadline);
-            world.global.set_deadline(deadline);
-            Ok(())
-        })
-    }
-
-    /// Ranks that sum and sample together.
-    pub(super) fn tensor_ranks(&self) -> usize {
-        self.world.as_ref().map_or(1, |world| world.tensor.size())
+        self.hosts.set_deadline(deadline)
     }
 
     pub(super) fn sum(&mut self, x: &mut Tensor, rows: usize) -> Result<(), CollectiveError> {
-        if self.tensor_ranks() == 1 {
+        if self.hosts.tensor_ranks() == 1 {
             return Ok(());
         }
         let rows = self.padded(rows);
         if let Some(groups) = &mut self.groups {
             return groups.all_reduce_sum(&self.stream, x, rows);
         }
-        self.with_world(|world, stream, _| {
-            let mut values = done(stream.read_rows(x, 0..rows));
+        self.hosts.run(|world| {
+            let mut values = done(self.stream.read_rows(x, 0..rows));
             world.tensor.all_reduce_sum(&mut values)?;
-            done(stream.write(x, &values));
+            done(self.stream.write(x, &values));
             Ok(())
         })
     }
@@ -133,8 +106,8 @@ impl Cuda {
         if let Some(groups) = self.groups.as_mut().filter(|groups| groups.has_stages()) {
             return groups.send(&self.stream, to, x, rows);
         }
-        self.with_world(|world, stream, _| {
-            let values = done(stream.read_rows(x, 0..rows));
+        self.hosts.run(|world| {
+            let values = done(self.stream.read_rows(x, 0..rows));
             world.global.send(to, &values)
         })
     }
@@ -149,10 +122,10 @@ impl Cuda {
         if let Some(groups) = self.groups.as_mut().filter(|groups| groups.has_stages()) {
             return groups.recv(&self.stream, from, x, rows);
         }
-        self.with_world(|world, stream, _| {
+        self.hosts.run(|world| {
             let mut values = vec![0.0; rows * x.width()];
             world.global.recv(from, &mut values)?;
-            done(stream.write(x, &values));
+            done(self.stream.write(x, &values));
             Ok(())
         })
     }
